@@ -1,0 +1,1 @@
+"""The nouns: fleet, plan, gear, deployment, shift, sequence. Frozen values without behaviour beyond their own laws."""
