@@ -64,7 +64,7 @@ class Started(Input):
 
 
 class Stored(Input):
-    """Outcome of a `Put` or `PutAll`. `entries` holds what is there now; on a conflict that is what somebody else wrote."""
+    """Outcome of a `Put` or `PutAll`. `entries` holds what is there now: on a conflict, what somebody else wrote."""
 
     write_id: str
     outcome: Literal["written", "conflict"]
@@ -102,7 +102,7 @@ class PutAll(Effect):
 
 
 class Span(Effect):
-    """A finished piece of a trace, times in seconds since the epoch. Ids are derived, so it is the same after a replay."""
+    """A finished piece of a trace, times in seconds since the epoch. Its ids are derived from causes."""
 
     trace_id: str
     span_id: str

@@ -1,4 +1,4 @@
-"""The route entry: the gear in force. Whoever wants to know what serves a deployment reads this, and nothing else decides."""
+"""The route entry: the gear in force. Whoever wants to know what serves a deployment reads this alone."""
 
 from __future__ import annotations
 
