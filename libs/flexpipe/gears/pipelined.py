@@ -1,0 +1,37 @@
+"""Gear mode `pipelined`: layers cut into stages, also unequal ones and over several nodes; each stage may be TP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexpipe.gears.aggregated import require_groups_inside_nodes
+from flexpipe.gears.layout import build_plan
+from flexpipe.model.deployment import Deployment
+from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.plan import Plan
+
+
+class Pipelined:
+    """PP, with TP inside a stage."""
+
+    name = "pipelined"
+
+    def takes(self, tp: int, pp: int) -> bool:
+        """Two stages or more."""
+        return tp >= 1 and pp > 1
+
+    def plan(
+        self,
+        deployment: Deployment,
+        devices: Sequence[DeviceRef],
+        *,
+        tp: int,
+        pp: int,
+        counts: Sequence[int] | None,
+    ) -> Plan:
+        """See `GearMode.plan`."""
+        require_groups_inside_nodes(devices, tp)
+        return build_plan(deployment, tp=tp, pp=pp, devices=devices, counts=counts)
+
+
+PIPELINED = Pipelined()
