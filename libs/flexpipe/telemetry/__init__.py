@@ -1,0 +1,1 @@
+"""How services are seen from outside: JSON logs, metrics, traces, health. Decides nothing."""
