@@ -146,13 +146,17 @@ class Gate:
             self.refused += 1
         return refusal
 
-    def _refusal(self, plan: str | None, fence: Fence | None, purpose: str | None) -> Refusal | None:
+    def _refusal(
+        self, plan: str | None, fence: Fence | None, purpose: str | None
+    ) -> Refusal | None:
         here = self.state
         warm = purpose == WARM
         if plan is None and not warm:
             return Refusal("wrong_plan", f"the request names no plan ({PLAN_HEADER}): a stray")
         if plan is not None and plan != here.plan:
-            return Refusal("wrong_plan", f"this engine serves plan {here.plan!r}, not {plan[:128]!r}")
+            return Refusal(
+                "wrong_plan", f"this engine serves plan {here.plan!r}, not {plan[:128]!r}"
+            )
         if fence is None and not warm:
             return Refusal("stale_fence", f"the request carries no fence ({FENCE_HEADER}): a stray")
         if fence is not None and fence.term < here.fence.term:
@@ -247,7 +251,9 @@ class GateMiddleware:
             else:
                 await _answer(send, 200, self._report())
         else:
-            await _answer(send, 405, _error("malformed", "use GET or PUT"), [(b"allow", b"GET, PUT")])
+            await _answer(
+                send, 405, _error("malformed", "use GET or PUT"), [(b"allow", b"GET, PUT")]
+            )
 
     def _bears_token(self, scope: Scope) -> bool:
         if not self._token:
