@@ -1,7 +1,7 @@
 """SGLang's official plugin hook (entry-point group ``sglang.srt.plugins``), called once a process.
 
-In the server process it mounts FlexPipe's gate in front of SGLang's HTTP app; in the CPU form it
-puts right what stock SGLang 0.5.23 assumes about GPUs. SGLang logs a plugin's exception and goes
+In the server process it mounts FlexPipe's gate in front of SGLang's HTTP app and has foreign token
+ids refused; in the CPU form it puts right what stock SGLang 0.5.23 assumes about GPUs. SGLang logs a plugin's exception and goes
 on, which for the gate would mean serving strays: so whatever fails here ends the process.
 
 Nothing here is imported by a control service. What it touches inside SGLang is pinned by
@@ -26,6 +26,7 @@ def activate() -> None:
             _register_cpu_fixes(sys.argv)
         if PLAN_VARIABLE in os.environ and multiprocessing.parent_process() is None:
             _mount_gate()
+            _refuse_foreign_tokens()
     except Exception as error:
         raise SystemExit(
             f"flexpipe plugin: cannot prepare SGLang: {type(error).__name__}: {error}"
@@ -48,6 +49,23 @@ def _mount_gate() -> None:
         return state is None or state.tokenizer_manager.server_status == ServerStatus.Starting
 
     http_server.app.add_middleware(GateMiddleware, gate=Gate.from_env(), starting=starting)
+
+
+def _refuse_foreign_tokens() -> None:
+    """Answer 400 to token ids outside the vocabulary: stock SGLang 0.5.23 dies of them."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def check(manager: Any, request: Any, input_ids: Any) -> None:
+        vocabulary = manager.model_config.vocab_size
+        flat = input_ids if isinstance(input_ids, list) else []
+        if flat and not (min(flat) >= 0 and max(flat) < vocabulary):
+            raise ValueError(f"input_ids must lie in 0..{vocabulary - 1}, the model's vocabulary")
+
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        check,
+        HookType.BEFORE,
+    )
 
 
 def _register_cpu_fixes(arguments: list[str]) -> None:
