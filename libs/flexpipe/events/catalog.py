@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from flexpipe.events import plan, route, shift
+from flexpipe.events import plan, route, shift, trace
 from flexpipe.events.message import Message, type_name, words
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.frozen import Frozen
@@ -88,6 +88,7 @@ MESSAGES: tuple[Said, ...] = (
     _row(route.BatchHandedOver, Lane.EVT, "router", "executor"),
     _row(route.LoadObserved, Lane.SEQ, "router", "operator"),
     _row(route.SequenceClosed, Lane.SEQ, "router", "operator"),
+    _row(trace.SpanEnded, Lane.SPAN, "executor worker router operator", "operator"),
 )
 
 BY_NAME: dict[str, Said] = {said.message.__name__: said for said in MESSAGES}
