@@ -108,6 +108,8 @@ class ShiftRecord(Frozen):
     forward_only: bool = False
     timings: tuple[PhaseTiming, ...] = ()
     moved: tuple[MovedSequence, ...] = ()
+    notes: tuple[str, ...] = ()  # what else happened on the way, sentences for people, oldest first
+    log_tail: str = ""  # last lines of the rank's own log that the reason speaks of
     progress: str = "{}"
     accepted_at_s: float
     committed_at_s: float | None = None
