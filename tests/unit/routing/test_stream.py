@@ -121,6 +121,12 @@ def test_a_half_character_waits_for_the_next_plan(text: TextTokenizer) -> None:
     assert generation.feed(smile[-1:]).text == "🦊"
 
 
+def test_held_text_goes_before_a_half_character_at_the_end(text: TextTokenizer) -> None:
+    smile = text.vocabulary.tokenizer.encode("🦊", add_special_tokens=False).ids
+    step = stream(text, stops=("END",), max_tokens=4).feed([*letters(text, "xEN"), smile[0]])
+    assert step.text == "xEN\ufffd"
+
+
 def test_a_half_character_at_the_end_is_shown_as_one(text: TextTokenizer) -> None:
     smile = text.vocabulary.tokenizer.encode("🦊", add_special_tokens=False).ids
     assert stream(text, max_tokens=1).feed(smile[:1]).text == "\ufffd"

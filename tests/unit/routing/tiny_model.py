@@ -39,6 +39,13 @@ def byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def wrapped_byte_level_tokenizer() -> Tokenizer:
+    """The same, its decoder one link of a chain: nothing says any more that tokens are bytes."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
+    return tokenizer
+
+
 def byte_fallback_tokenizer() -> Tokenizer:
     """SentencePiece-like: words with a leading mark, unknown characters as byte tokens."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

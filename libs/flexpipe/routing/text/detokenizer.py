@@ -119,7 +119,7 @@ class _WindowDetokenizer:
 
     `_window` holds the tokens since the settled one before last; the first `_settled` of them are
     already shown and give the rest its context (a leading space is only dropped at the start).
-    Tokens that show nothing never enter, or they would push that context out.
+    Tokens that show nothing never enter, so that no run of them pushes that context out.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
