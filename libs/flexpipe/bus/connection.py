@@ -1,0 +1,186 @@
+"""`connect` and `Bus`: what services, the shell and the command line say to and read from NATS.
+
+Two connections: one for everything, one for the urgent lane alone, so that nothing queued can delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import nats.errors
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from flexpipe.bus import buckets, envelope
+from flexpipe.bus.clock import Clock, WallClock
+from flexpipe.bus.hearing import Hearing, filters_of, stream_of
+from flexpipe.bus.link import ANSWER_LIMIT_S, Link
+from flexpipe.bus.settings import BusSettings
+from flexpipe.bus.watch import Watch
+from flexpipe.events import catalog
+from flexpipe.events.catalog import Lane
+from flexpipe.kernel.errors import InvalidInput, Unavailable
+from flexpipe.kernel.machine import Delivered, Entry, Publish, Put, PutAll, Stored
+
+WRITE_LIMIT_S = 30.0
+"""Default time for one publish or write with its retries: longer than a leader election (7 s seen), shorter than
+anybody's patience."""
+RETRY_WAIT_S = 0.1
+LISTEN_BOUND = 1024
+"""Messages that a slow listener may lag behind before the stream waits for it."""
+LISTEN_BATCH = 64
+LISTEN_PULL_S = 5.0
+LISTEN_IDLE_S = 60
+"""A listener's consumer is forgotten by the server this long after it left."""
+
+
+class Bus:
+    """One service's place on the bus. Made by `connect`."""
+
+    def __init__(self, settings: BusSettings, service: str, name: str, clock: Clock) -> None:
+        self.service = service
+        self.name = name
+        self.clock = clock
+        self.main = Link(settings, f"{service}-{name}")
+        self.urgent = Link(settings, f"{service}-{name}-urgent")
+
+    def link(self, lane: Lane) -> Link:
+        """The connection that a lane uses."""
+        return self.urgent if lane is Lane.URGENT else self.main
+
+    async def publish(self, message: Publish, limit_s: float = WRITE_LIMIT_S) -> None:
+        """Say it, until JetStream has stored it; the id makes repeats one message.
+
+        Raises Unavailable at the limit, Refused without permission, InvalidInput for a type outside the catalogue.
+        """
+        said = catalog.BY_NAME.get(message.type)
+        if said is None:
+            raise InvalidInput("type", message.type, "use a message class of the catalogue")
+        headers = envelope.headers_of(message, source=self.source, at_s=self.clock.now_s())
+        await self.store(
+            envelope.subject_of(message), message.message.encode(), headers, said.lane, limit_s
+        )
+
+    async def store(
+        self,
+        subject: str,
+        body: bytes,
+        headers: dict[str, str],
+        lane: Lane = Lane.EVT,
+        limit_s: float = WRITE_LIMIT_S,
+    ) -> int:
+        """Store one raw message on a stream; its sequence. `headers` should carry a message id. Raises as `publish`."""
+        link = self.link(lane)
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                await link.until_up(max(0.0, deadline - time.monotonic()))
+                return (await link.store(subject, body, headers)).sequence
+            except Unavailable:
+                if time.monotonic() + RETRY_WAIT_S >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_WAIT_S)
+
+    async def read(self, bucket: str, key: str) -> Entry:
+        """One key, from the leader. Absent: value None. Raises Unavailable."""
+        return (await buckets.read(self.main, bucket, key)).entry
+
+    async def read_all(self, bucket: str) -> tuple[Entry, ...]:
+        """Every key that has a value, sorted, from the leader. Raises Unavailable."""
+        return await buckets.read_all(self.main, bucket)
+
+    async def put(self, put: Put, limit_s: float = WRITE_LIMIT_S) -> Stored:
+        """Compare-and-set. `written` and `conflict` are certain; raises Unavailable where neither is at the limit."""
+        return await buckets.put(self.main, put, limit_s)
+
+    async def put_all(self, puts: PutAll, limit_s: float = WRITE_LIMIT_S) -> Stored:
+        """Compare-and-set of several keys of one bucket, all or none. Raises as `put`."""
+        return await buckets.put_all(self.main, puts, limit_s)
+
+    async def watch(self, bucket: str) -> AsyncIterator[Entry]:
+        """Every key that has a value, then every change, until the caller stops asking. Outages only make it late."""
+        changes: asyncio.Queue[Entry] = asyncio.Queue(LISTEN_BOUND)
+        watch = Watch(self.main, bucket, changes.put)
+        for entry in await watch.first():
+            yield entry
+        running = asyncio.create_task(watch.run())
+        try:
+            while True:
+                yield await changes.get()
+        finally:
+            running.cancel()
+
+    @asynccontextmanager
+    async def listen(
+        self, hears: Iterable[Hearing], *, since_s: float | None = None
+    ) -> AsyncIterator[AsyncIterator[Delivered]]:
+        """Messages of one lane for people and tests: nothing is acked, nothing is lost between enter and read.
+
+        `since_s` (epoch) starts in the past; None starts now. Unreadable messages are passed over.
+        """
+        wanted = tuple(hears)
+        stream = stream_of(wanted)
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.NEW,
+            filter_subjects=list(filters_of(wanted)),
+            inactive_threshold=LISTEN_IDLE_S,
+            mem_storage=True,
+        )
+        if since_s is not None:
+            config.deliver_policy = DeliverPolicy.BY_START_TIME
+            config.opt_start_time = datetime.fromtimestamp(since_s, UTC)
+        subscription = await self.main.jetstream.pull_subscribe("", stream=stream, config=config)
+        try:
+            yield _deliveries(subscription)
+        finally:
+            await subscription.unsubscribe()
+
+    async def echo(self, limit_s: float = ANSWER_LIMIT_S) -> float:
+        """A real round trip through JetStream, in seconds. Raises Unavailable at the limit."""
+        began = time.monotonic()
+        raw = await self.main.request("$JS.API.INFO", b"", limit_s=limit_s)
+        if "error" in json.loads(raw):
+            raise Unavailable(f"JetStream: {json.loads(raw)['error'].get('description')}")
+        return time.monotonic() - began
+
+    @property
+    def source(self) -> str:
+        """CloudEvents source: who says it."""
+        return f"/flexpipe/{self.service}/{self.name}"
+
+
+@asynccontextmanager
+async def connect(
+    settings: BusSettings, *, service: str, name: str, clock: Clock | None = None
+) -> AsyncIterator[Bus]:
+    """A bus that reconnects for ever while the block runs. Raises Unavailable, in one line, if the start fails."""
+    bus = Bus(settings, service, name, clock or WallClock())
+    try:
+        await bus.main.open()
+        await bus.urgent.open()
+        yield bus
+    finally:
+        await bus.urgent.close()
+        await bus.main.close()
+
+
+async def _deliveries(
+    subscription: JetStreamContext.PullSubscription,
+) -> AsyncIterator[Delivered]:
+    while True:
+        try:
+            messages = await subscription.fetch(LISTEN_BATCH, timeout=LISTEN_PULL_S)
+        except nats.errors.TimeoutError:
+            continue
+        for message in messages:
+            with contextlib.suppress(InvalidInput):
+                yield envelope.open_envelope(
+                    message.headers, message.data, fallback_id=str(message.metadata.sequence.stream)
+                )

@@ -1,0 +1,244 @@
+"""One connection to NATS: a FastStream broker for handlers and, on the same socket, nats-py for what FastStream lacks.
+
+Called by `flexpipe.bus` alone. It never buffers a write over a reconnect: what cannot leave now fails now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+from faststream.nats import NatsBroker, NatsUserPassword
+from faststream.security import BaseSecurity
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NotFoundError
+
+from flexpipe.bus.settings import BusSettings
+from flexpipe.kernel.errors import FlexPipeError, InvalidInput, Refused, Unavailable
+
+LOG = logging.getLogger("flexpipe.bus")
+
+RECONNECT_WAIT_S = 0.25
+"""Between attempts, for ever: a server on the same machine is back in 20 ms, one of a cluster in seconds."""
+PING_INTERVAL_S = 5
+PINGS_OUTSTANDING = 2
+"""Together: a server that is frozen, not dead, is noticed after 15 s and the next one tried."""
+ANSWER_LIMIT_S = 2.0
+"""One attempt of one request. A healthy server answers in 1 ms; a leader election takes longer than any attempt."""
+STOP_LIMIT_S = 5.0
+"""A connection that does not drain within this is cut."""
+WRONG_SEQUENCE = (10071, 10164)
+"""JetStream's error codes for "the last sequence is not the expected one"."""
+
+
+class WrongRevision(FlexPipeError):
+    """Compare-and-set lost: the key is at another revision than expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """JetStream has stored it."""
+
+    stream: str
+    sequence: int
+    duplicate: bool
+
+
+class Link:
+    """Opened once, reconnects for ever, closed once."""
+
+    def __init__(self, settings: BusSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._up = asyncio.Event()
+        self._denied: dict[str, set[asyncio.Future[None]]] = {}
+        self.generation = 0  # grows with each (re)connect: watches start anew when it did
+        self.broker = NatsBroker(
+            settings.servers,
+            name=name,
+            security=self._security(),
+            connect_timeout=2,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # nats-py takes fractions
+            max_reconnect_attempts=-1,
+            ping_interval=PING_INTERVAL_S,
+            max_outstanding_pings=PINGS_OUTSTANDING,
+            inbox_prefix=inbox_prefix(settings.user),
+            graceful_timeout=STOP_LIMIT_S,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_down,
+            reconnected_cb=self._on_up,
+            apply_types=False,
+            logger=None,
+        )
+        self._client: Client | None = None
+
+    def _security(self) -> BaseSecurity | None:
+        if not self._settings.user:
+            return None
+        return NatsUserPassword(
+            username=self._settings.user, password=self._settings.password.get_secret_value()
+        )
+
+    async def open(self) -> None:
+        """Connect and start the broker. Raises Unavailable, in one line, where that fails within the limit."""
+        limit_s = self._settings.connect_limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                self._client = await self.broker.connect()
+                await self.broker.start()
+        except TimeoutError as error:
+            raise Unavailable(
+                f"no NATS server at {self._settings.url} within {limit_s:g} s{self._last_error()}: "
+                "start one (`flexpipe up`) or set FLEXPIPE_BUS_URL"
+            ) from error
+        except (OSError, nats.errors.Error) as error:
+            raise Unavailable(
+                f"NATS at {self._settings.url}, user {self._settings.user!r}: {error}"
+            ) from error
+        self.generation += 1
+        self._up.set()
+
+    async def close(self) -> None:
+        """Drain and close, within a limit."""
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                if self._client is not None and self._client.is_connected:
+                    await self.broker.stop()
+                    return
+        except (TimeoutError, nats.errors.Error) as error:
+            LOG.warning("%s: closing without draining: %s", self._name, error or "time is up")
+        if self._client is not None and not self._client.is_closed:
+            await self._client.close()
+
+    @property
+    def client(self) -> Client:
+        """The nats-py client of this connection."""
+        if self._client is None:
+            raise Unavailable("the bus is not connected yet")
+        return self._client
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """nats-py's JetStream context."""
+        return self.client.jetstream(timeout=ANSWER_LIMIT_S)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a request could leave now."""
+        return self._client is not None and bool(self._client.is_connected)
+
+    async def until_up(self, limit_s: float) -> None:
+        """Wait until connected. Raises Unavailable at the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self.is_up:
+                    self._up.clear()
+                    await self._up.wait()
+        except TimeoutError as error:
+            raise Unavailable(f"NATS at {self._settings.url} is away") from error
+
+    async def request(
+        self,
+        subject: str,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        limit_s: float = ANSWER_LIMIT_S,
+    ) -> bytes:
+        """One request, one attempt. Raises Unavailable (nothing is known), Refused (no permission) or InvalidInput."""
+        if not self.is_up:
+            raise Unavailable(f"NATS at {self._settings.url} is away")
+        denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._denied.setdefault(subject.lower(), set())
+        waiting.add(denied)
+        answer = asyncio.ensure_future(
+            self.client.request(
+                subject, body, timeout=limit_s, headers=dict(headers) if headers else None
+            )
+        )
+        try:
+            both: set[asyncio.Future[Any]] = {answer, denied}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if denied.done() and not answer.done():
+                raise Refused(f"user {self._settings.user!r} has no permission to say {subject}")
+            return (await answer).data
+        except nats.errors.MaxPayloadError as error:
+            raise InvalidInput(
+                subject, f"{len(body)} bytes", "a message is below NATS's max_payload"
+            ) from error
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"{subject}: {error or 'no answer'}") from error
+        finally:
+            answer.cancel()
+            waiting.discard(denied)
+            if not waiting:
+                self._denied.pop(subject.lower(), None)
+
+    async def store(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Ack:
+        """Publish to a stream and wait for its ack, one attempt. Raises as `request`, and WrongRevision."""
+        return parse_ack(subject, await self.request(subject, body, headers))
+
+    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One request of JetStream's API, such as `STREAM.INFO.<name>`. Raises Unavailable, Refused, NotFoundError."""
+        raw = await self.request(f"$JS.API.{verb}", json.dumps(body).encode() if body else b"")
+        answer: dict[str, Any] = json.loads(raw)
+        if "error" in answer:
+            error = answer["error"]
+            if error.get("code") == 404:
+                raise NotFoundError(**_known(error))
+            raise Unavailable(f"{verb}: {error.get('description', error)}")
+        return answer
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error)
+        if "permissions violation" in text:
+            subject = text.split('"')[1] if '"' in text else ""
+            for future in self._denied.get(subject, ()):
+                if not future.done():
+                    future.set_result(None)
+        LOG.warning("%s: %s", self._name, text or type(error).__name__)
+
+    async def _on_down(self) -> None:
+        self._up.clear()
+        LOG.warning("%s: connection lost", self._name)
+
+    async def _on_up(self) -> None:
+        self.generation += 1
+        self._up.set()
+        LOG.info("%s: connected again", self._name)
+
+    def _last_error(self) -> str:
+        error = self._client.last_error if self._client is not None else None
+        return f" ({error})" if error else ""
+
+
+def inbox_prefix(user: str) -> str:
+    """Each user listens to answers under a prefix of its own: nobody reads another's."""
+    return f"_INBOX_{user}" if user else "_INBOX"
+
+
+def parse_ack(subject: str, raw: bytes) -> Ack:
+    """JetStream's answer to a publish. Raises WrongRevision or Unavailable."""
+    answer = json.loads(raw)
+    error = answer.get("error")
+    if error is None:
+        return Ack(
+            stream=answer["stream"],
+            sequence=int(answer["seq"]),
+            duplicate=bool(answer.get("duplicate", False)),
+        )
+    if error.get("err_code") in WRONG_SEQUENCE:
+        raise WrongRevision(f"{subject}: {error.get('description')}")
+    raise Unavailable(f"{subject}: {error.get('description', error)}")
+
+
+def _known(error: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: error.get(key) for key in ("code", "description", "err_code")}
+
+
+__all__ = ["APIError", "Ack", "Link", "NotFoundError", "WrongRevision", "inbox_prefix", "parse_ack"]
