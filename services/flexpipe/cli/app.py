@@ -1,0 +1,412 @@
+"""The commands. Each parses, calls one function and prints; errors are one line without a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from flexpipe.cli import looking, ordering, views
+from flexpipe.cli.context import operator_bus
+from flexpipe.cli.declare import read_deployment
+from flexpipe.events import shift as shift_events
+from flexpipe.events.message import Message
+from flexpipe.kernel.errors import FlexPipeError, InvalidInput
+from flexpipe.kernel.frozen import Frozen
+from flexpipe.model.fleet import DeviceRef
+
+SHIFT_LIMIT_S = 900.0
+"""`--wait` gives up after this: longer than every step limit together at their defaults."""
+
+app = typer.Typer(
+    name="flexpipe",
+    help="Serves LLMs on GPU clusters that are never whole.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+fleet_app = typer.Typer(help="Devices: take one away, give it back.", no_args_is_help=True)
+journal_app = typer.Typer(help="The input journal of deciding machines.", no_args_is_help=True)
+app.add_typer(fleet_app, name="fleet")
+app.add_typer(journal_app, name="journal")
+
+console = Console()
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+OfDeployment = Annotated[
+    str | None, typer.Option("--deployment", "-d", help="Of this deployment only.")
+]
+
+
+@app.command()
+def apply(
+    file: Annotated[Path, typer.Option("--file", "-f", help="Deployment file (TOML).")],
+    *,
+    wait: Annotated[bool, typer.Option(help="Wait until it serves.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Declare a deployment; the first time, start it on its baseline."""
+    deployment = read_deployment(file)
+
+    async def run() -> None:
+        async with operator_bus() as bus:
+            changed = await ordering.store_deployment(bus, deployment)
+            serving = any(
+                route.deployment == deployment.name and route.plans
+                for route in await looking.read_routes(bus)
+            )
+            if serving:
+                _show(
+                    {"deployment": deployment.name, "changed": changed, "shift": None},
+                    as_json=as_json,
+                )
+                return
+            gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
+            trigger = f"first start of {deployment.name} on {deployment.baseline}"
+            told = await ordering.order_shift(
+                bus,
+                deployment.name,
+                gear,
+                trigger,
+                _teller(as_json=as_json),
+                wait_s=SHIFT_LIMIT_S if wait else None,
+            )
+            _finish(told, as_json=as_json)
+
+    _run(run())
+
+
+@app.command()
+def shift(
+    which: Annotated[
+        str, typer.Argument(help="A deployment (with --to), or the number of a shift to look at.")
+    ],
+    to: Annotated[
+        str | None, typer.Option("--to", help="Gear to shift to, such as tp1 or 'pp2@cpu0,cpu1'.")
+    ] = None,
+    deployment: OfDeployment = None,
+    *,
+    wait: Annotated[bool, typer.Option(help="Wait for the outcome.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Shift a deployment to another gear (`shift NAME --to GEAR`), or look at one shift (`shift N`)."""
+
+    async def look(number: int) -> None:
+        async with operator_bus() as bus:
+            record = await looking.read_shift(bus, number, deployment)
+            _show(record, views.shift_view(record), as_json=as_json)
+
+    async def order(gear_words: str) -> None:
+        async with operator_bus() as bus:
+            gear = await ordering.resolve(bus, which, gear_words)
+            told = await ordering.order_shift(
+                bus,
+                which,
+                gear,
+                f"ordered by hand: {gear_words}",
+                _teller(as_json=as_json),
+                wait_s=SHIFT_LIMIT_S if wait else None,
+            )
+            _finish(told, as_json=as_json)
+
+    if to is not None:
+        _run(order(to))
+    elif which.isdigit():
+        _run(look(int(which)))
+    else:
+        raise InvalidInput("shift", which, "add --to GEAR, or give the number of a shift")
+
+
+@app.command()
+def stop(
+    deployment: str,
+    *,
+    wait: Annotated[bool, typer.Option(help="Wait for the outcome.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Stop serving a deployment: running sequences finish, later requests are refused."""
+
+    async def run() -> None:
+        async with operator_bus() as bus:
+            told = await ordering.order_shift(
+                bus,
+                deployment,
+                await ordering.resolve(bus, deployment, "empty"),
+                "stopped by hand",
+                _teller(as_json=as_json),
+                wait_s=SHIFT_LIMIT_S if wait else None,
+            )
+            _finish(told, as_json=as_json)
+
+    _run(run())
+
+
+@app.command()
+def status(*, as_json: AsJson = False) -> None:
+    """What serves now, and what each device holds."""
+
+    async def run() -> None:
+        async with operator_bus() as bus:
+            routes = await looking.read_routes(bus)
+            fleet = await looking.read_fleet(bus)
+            held = await looking.read_reservations(bus)
+        document = {"routes": routes, "fleet": fleet, "reservations": held}
+        _show(document, views.status_view(routes, fleet, held), as_json=as_json)
+
+    _run(run())
+
+
+@app.command()
+def shifts(deployment: OfDeployment = None, *, as_json: AsJson = False) -> None:
+    """All shifts, oldest first."""
+
+    async def run() -> None:
+        async with operator_bus() as bus:
+            records = await looking.read_shifts(bus, deployment)
+        _show({"shifts": records}, views.shifts_view(records), as_json=as_json)
+
+    _run(run())
+
+
+@app.command()
+def events(
+    *,
+    minutes: Annotated[float, typer.Option(help="How far back.", min=0, max=43_200)] = 60.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The event log, a line each."""
+
+    async def run() -> None:
+        since_s = datetime.now(UTC).timestamp() - minutes * 60
+        async with operator_bus() as bus:
+            if follow:
+                async with bus.listen(looking.logged_events(), since_s=since_s) as deliveries:
+                    async for delivered in deliveries:
+                        _event_line(delivered.type, delivered.message, as_json=as_json)
+            else:
+                async for delivered in looking.history(bus, looking.logged_events(), since_s):
+                    _event_line(delivered.type, delivered.message, as_json=as_json)
+
+    _run(run())
+
+
+@app.command()
+def trace(
+    number: Annotated[int, typer.Argument(help="Number of the shift.")],
+    deployment: OfDeployment = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """The one trace of a shift, as a tree."""
+
+    async def run() -> None:
+        async with operator_bus() as bus:
+            record = await looking.read_shift(bus, number, deployment)
+            spans = await looking.read_spans(bus, record.order.trace_id)
+        _show(
+            {"trace_id": record.order.trace_id, "spans": spans},
+            views.trace_view(spans),
+            as_json=as_json,
+        )
+
+    _run(run())
+
+
+@app.command(name="run")
+def run_service(
+    service: Annotated[str, typer.Argument(help="executor, router or worker.")],
+    *,
+    exit_with_parent: Annotated[
+        bool,
+        typer.Option(help="Stop when standard input ends (how `flexpipe up` holds its services)."),
+    ] = False,
+) -> None:
+    """Run one service in the foreground; settings come from the environment."""
+    from flexpipe.cli.serving import run_in_foreground  # noqa: PLC0415 - services load much that other commands do not
+
+    run_in_foreground(service, exit_with_parent=exit_with_parent)
+
+
+@app.command()
+def up(
+    *,
+    engine: Annotated[str, typer.Option(help="sglang or emulated.")] = "sglang",
+) -> None:
+    """Embedded NATS and all services on this machine, until interrupted."""
+    from flexpipe.cli.embedded import run_up  # noqa: PLC0415
+
+    _run(run_up(engine, console))
+
+
+@app.command()
+def demo(
+    *,
+    engine: Annotated[str, typer.Option(help="sglang or emulated.")] = "sglang",
+    as_json: AsJson = False,
+) -> None:
+    """A live gear shift under running streams, and the account of it."""
+    from flexpipe.cli.demo import run_demo  # noqa: PLC0415
+
+    raise typer.Exit(_run(run_demo(engine, console, as_json=as_json)))
+
+
+@app.command()
+def schemas(
+    folder: Annotated[Path, typer.Argument(help="Where to write.")] = Path("schemas"),
+    *,
+    check: Annotated[bool, typer.Option(help="Only compare.")] = False,
+) -> None:
+    """Write the schemas of everything said on the bus, from the catalogue."""
+    from flexpipe.bus.schemas import differences, write  # noqa: PLC0415
+
+    if not check:
+        write(folder)
+        return
+    different = differences(folder)
+    if different:
+        raise InvalidInput(
+            "schemas", ", ".join(different), "run `make schemas` and commit the result"
+        )
+
+
+@fleet_app.command()
+def take(device: Annotated[str, typer.Argument(help="node/device")]) -> None:
+    """Take a device away, as a preemption does."""
+    _run(_set_device(device, present=False))
+
+
+@fleet_app.command()
+def give(device: Annotated[str, typer.Argument(help="node/device")]) -> None:
+    """Give a device back."""
+    _run(_set_device(device, present=True))
+
+
+@journal_app.command()
+def export(
+    service: Annotated[str, typer.Argument(help="executor, router or worker.")],
+    name: Annotated[str, typer.Argument(help="Which one, such as node-a.")],
+    file: Annotated[Path, typer.Argument(help="Where to (JSON lines).")],
+) -> None:
+    """Write the journal of one machine to a file."""
+    from flexpipe.bus.journal import write_journal_file  # noqa: PLC0415
+
+    async def run() -> None:
+        async with operator_bus() as bus:
+            lines = await write_journal_file(bus, service, name, file)
+        console.print(f"{lines} lines → {file}")
+
+    _run(run())
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A file of `flexpipe journal export`.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Feed a journal to a fresh machine and compare every decision, byte for byte. Exit 1 where one differs."""
+    from flexpipe.cli.replaying import replay_file  # noqa: PLC0415
+
+    report = replay_file(file)
+    _show(
+        report, f"{report.events} inputs, {len(report.differing)} decisions differ", as_json=as_json
+    )
+    if report.differing:
+        raise typer.Exit(1)
+
+
+async def _set_device(text: str, *, present: bool) -> None:
+    node, _, device = text.partition("/")
+    if not node or not device:
+        raise InvalidInput("device", text, "write it as node/device")
+    ref = DeviceRef(node=node, device=device)
+    async with operator_bus() as bus:
+        fleet = await looking.read_fleet(bus)
+        if not any(each.node == node for each in fleet.nodes):
+            raise InvalidInput("device", text, "no such node; see `flexpipe status`")
+        await ordering.set_device(bus, ref, present=present)
+    console.print(f"{ref} {'given back' if present else 'taken away'}")
+
+
+def _teller(*, as_json: bool) -> ordering.Told:
+    def tell(message: Message) -> None:
+        if not as_json:
+            console.print(_line(message), highlight=False)
+
+    return tell
+
+
+def _line(message: Message) -> str:
+    match message:
+        case shift_events.ShiftOrdered():
+            return f"shift {message.shift} accepted: {message.trigger}"
+        case shift_events.ShiftPhaseChanged():
+            return f"{views.clock_text(message.at_s)}  {message.phase}"
+        case shift_events.ShiftCompleted():
+            return f"[green]completed[/] after {message.duration_s:.1f} s ({message.start_class})"
+        case shift_events.ShiftRolledBack():
+            return f"[yellow]rolled back[/] after {message.duration_s:.1f} s: {message.reason}"
+        case shift_events.ShiftAbandoned():
+            return f"[red]abandoned[/] after {message.duration_s:.1f} s: {message.reason}"
+        case _:
+            return f"{type(message).__name__} {message.canonical_json()}"
+
+
+def _finish(told: Message, *, as_json: bool) -> None:
+    """Print the outcome for machines, and let the exit code say whether the new gear is in force."""
+    if as_json:
+        _show({"event": type(told).__name__, **told.model_dump(mode="json")}, as_json=True)
+    if isinstance(told, shift_events.ShiftRolledBack | shift_events.ShiftAbandoned):
+        raise typer.Exit(1)
+
+
+def _event_line(type_: str, body: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"type": type_, **json.loads(body)}))
+    else:
+        fields = " ".join(f"{name}={_brief(value)}" for name, value in json.loads(body).items())
+        console.print(f"[bold]{type_}[/] {fields}", highlight=False, soft_wrap=True)
+
+
+def _brief(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _show(document: Any, view: RenderableType | None = None, *, as_json: bool) -> None:
+    if as_json or view is None:
+        print(json.dumps(_plain(document), allow_nan=False))
+    else:
+        console.print(view)
+
+
+def _plain(document: Any) -> Any:
+    if isinstance(document, Frozen):
+        return document.model_dump(mode="json")
+    if isinstance(document, dict):
+        return {key: _plain(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_plain(value) for value in document]
+    return document
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        app()
+    except FlexPipeError as error:
+        print(f"flexpipe: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,106 @@
+"""What the command line reads: buckets, the event log and the span log, as values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from flexpipe.bus.connection import Bus
+from flexpipe.bus.hearing import Hearing
+from flexpipe.events import catalog
+from flexpipe.events.catalog import Lane
+from flexpipe.events.message import Message
+from flexpipe.events.trace import SpanEnded
+from flexpipe.kernel.errors import InvalidInput
+from flexpipe.kernel.frozen import Frozen
+from flexpipe.kernel.machine import Delivered, Span
+from flexpipe.model.deployment import Deployment
+from flexpipe.model.fleet import Fleet, Node
+from flexpipe.model.route import RouteEntry
+from flexpipe.model.shift import DeviceReservations, ShiftRecord
+
+QUIET_S = 0.5
+"""History is read until nothing more comes for this long."""
+
+V = TypeVar("V", bound=Frozen)
+
+
+async def read_values(bus: Bus, bucket: str, cls: type[V]) -> tuple[V, ...]:
+    """Every value of a bucket, by key."""
+    entries = sorted(await bus.read_all(bucket), key=lambda entry: entry.key)
+    return tuple(
+        cls.model_validate_json(entry.value) for entry in entries if entry.value is not None
+    )
+
+
+async def read_deployments(bus: Bus) -> tuple[Deployment, ...]:
+    """What users declared."""
+    return await read_values(bus, "deployments", Deployment)
+
+
+async def read_routes(bus: Bus) -> tuple[RouteEntry, ...]:
+    """The gears in force."""
+    return await read_values(bus, "routes", RouteEntry)
+
+
+async def read_fleet(bus: Bus) -> Fleet:
+    """All nodes."""
+    return Fleet(nodes=await read_values(bus, "fleet", Node))
+
+
+async def read_reservations(bus: Bus) -> tuple[DeviceReservations, ...]:
+    """What is held."""
+    return await read_values(bus, "reservations", DeviceReservations)
+
+
+async def read_shifts(bus: Bus, deployment: str | None = None) -> tuple[ShiftRecord, ...]:
+    """All shift records, by deployment and number."""
+    records = await read_values(bus, "shifts", ShiftRecord)
+    chosen = (each for each in records if deployment in (None, each.deployment))
+    return tuple(sorted(chosen, key=lambda each: (each.deployment, each.shift)))
+
+
+async def read_shift(bus: Bus, number: int, deployment: str | None) -> ShiftRecord:
+    """One shift. Raises InvalidInput where there is none, or several deployments have one of that number."""
+    found = [record for record in await read_shifts(bus, deployment) if record.shift == number]
+    if not found:
+        raise InvalidInput("shift", number, "there is none of that number; see `flexpipe shifts`")
+    if len(found) > 1:
+        names = ", ".join(record.deployment for record in found)
+        raise InvalidInput(
+            "shift", number, f"several deployments have it; add --deployment (one of {names})"
+        )
+    return found[0]
+
+
+async def read_spans(bus: Bus, trace: str) -> tuple[Span, ...]:
+    """Every span kept of one trace; a span that was said twice is one."""
+    spans: dict[str, Span] = {}
+    async for delivered in history(bus, (Hearing(SpanEnded, key=trace),)):
+        message = SpanEnded.model_validate_json(delivered.message)
+        attributes = {**message.span.attributes, "flexpipe.service": message.service}
+        spans[message.span.span_id] = message.span.model_copy(update={"attributes": attributes})
+    return tuple(sorted(spans.values(), key=lambda span: (span.start_s, span.span_id)))
+
+
+async def history(
+    bus: Bus, hears: tuple[Hearing, ...], since_s: float = 0.0
+) -> AsyncIterator[Delivered]:
+    """What was said from `since_s` (epoch) to now, oldest first."""
+    async with bus.listen(hears, since_s=since_s) as deliveries:
+        while True:
+            try:
+                yield await asyncio.wait_for(anext(deliveries), QUIET_S)
+            except (TimeoutError, StopAsyncIteration):
+                return
+
+
+def logged_events() -> tuple[Hearing, ...]:
+    """Everything on the event log."""
+    return tuple(Hearing(said.message) for said in catalog.MESSAGES if said.lane is Lane.EVT)
+
+
+def parsed(delivered: Delivered) -> Message:
+    """The message itself."""
+    return catalog.parse(delivered.type, delivered.message)

@@ -1,0 +1,196 @@
+"""What the command line asks for: deployments into their bucket, orders onto the command lane, and their outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from flexpipe.bus.connection import Bus
+from flexpipe.bus.hearing import Hearing
+from flexpipe.cli.looking import read_deployments, read_fleet, read_reservations
+from flexpipe.events import catalog, plan, shift
+from flexpipe.events.message import Message
+from flexpipe.events.outgoing import publish
+from flexpipe.gears.notation import resolve_gear
+from flexpipe.kernel.errors import InvalidInput, Refused, Unavailable
+from flexpipe.kernel.ids import trace_id
+from flexpipe.kernel.machine import Delivered, Put
+from flexpipe.model.deployment import Deployment
+from flexpipe.model.fence import Fence
+from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.gear import Gear
+from flexpipe.model.shift import ShiftOrder
+
+ACCEPT_LIMIT_S = 15.0
+"""An executor answers an order in milliseconds; after this none is there."""
+
+Outcome = shift.ShiftCompleted | shift.ShiftRolledBack | shift.ShiftAbandoned
+Told = Callable[[Message], None]
+T = TypeVar("T")
+
+
+async def store_deployment(bus: Bus, deployment: Deployment) -> bool:
+    """Put it into its bucket; False where the same was there. Raises Refused if somebody else wrote at this moment."""
+    entry = await bus.read("deployments", deployment.name)
+    value = deployment.canonical_json()
+    if entry.value == value:
+        return False
+    stored = await bus.put(
+        Put(
+            write_id=uuid.uuid4().hex,
+            bucket="deployments",
+            key=deployment.name,
+            value=value,
+            expected=entry.revision,
+        )
+    )
+    if stored.outcome == "conflict":
+        raise Refused(
+            f"deployment {deployment.name} was changed by somebody else just now; apply again"
+        )
+    return True
+
+
+async def resolve(bus: Bus, name: str, notation: str) -> Gear:
+    """The gear that the words name for a deployment, on the fleet and the reservations of this moment."""
+    deployments = {each.name: each for each in await read_deployments(bus)}
+    if name not in deployments:
+        known = ", ".join(sorted(deployments)) or "none yet"
+        raise InvalidInput("deployment", name, f"apply it first; there are: {known}")
+    held: dict[DeviceRef, int] = {
+        each.device: each.total_bytes for each in await read_reservations(bus)
+    }
+    return resolve_gear(notation, deployments[name], await read_fleet(bus), held)
+
+
+@asynccontextmanager
+async def ordered(
+    bus: Bus, deployment: str, target: Gear, trigger: str
+) -> AsyncIterator[tuple[shift.ShiftOrdered, AsyncIterator[Message]]]:
+    """Send an order; inside the block: the acceptance and everything said about the deployment's shifts from then on.
+
+    Raises Refused with the executor's reason, Unavailable where no executor answers.
+    """
+    order_id = uuid.uuid4().hex
+    order = ShiftOrder(
+        deployment=deployment,
+        target=target,
+        trigger=trigger,
+        by=_whoever(),
+        ordered_at_s=time.time(),
+        trace_id=trace_id(deployment, order_id),
+    )
+    async with bus.listen(_about(deployment)) as deliveries:
+        await bus.publish(publish(shift.OrderShift(order_id=order_id, order=order), order_id))
+        told = _messages(deliveries)
+        yield await _accepted(told, order_id), told
+
+
+async def order_shift(
+    bus: Bus, deployment: str, target: Gear, trigger: str, tell: Told, *, wait_s: float | None
+) -> Outcome | shift.ShiftOrdered:
+    """Order a shift and, unless `wait_s` is None, wait for its outcome. Raises Refused or Unavailable."""
+    async with ordered(bus, deployment, target, trigger) as (accepted, told):
+        tell(accepted)
+        if wait_s is None:
+            return accepted
+        return await until_outcome(told, accepted.shift, tell, wait_s)
+
+
+async def until_outcome(
+    told: AsyncIterator[Message], number: int, tell: Told, limit_s: float
+) -> Outcome:
+    """Read on until the shift of that number has ended for its clients. Raises Unavailable at the limit."""
+
+    async def read() -> Outcome:
+        async for message in told:
+            if not isinstance(message, shift.ShiftEvent) or message.shift != number:
+                continue
+            tell(message)
+            if isinstance(message, Outcome):
+                return message
+        raise Unavailable("the event log ended")
+
+    return await within(
+        read(), limit_s, f"shift {number} did not end within {limit_s:g} s; it goes on"
+    )
+
+
+async def until_retired(
+    told: AsyncIterator[Message], number: int, plans: int, tell: Told, limit_s: float
+) -> None:
+    """Read on until that many plans of the shift have retired. Raises Unavailable at the limit."""
+
+    async def read() -> None:
+        left = plans
+        while left:
+            message = await anext(told)
+            if isinstance(message, shift.PlanRetired) and message.shift == number:
+                tell(message)
+                left -= 1
+
+    if plans:
+        await within(
+            read(), limit_s, f"old plans of shift {number} did not retire within {limit_s:g} s"
+        )
+
+
+async def set_device(bus: Bus, ref: DeviceRef, *, present: bool) -> None:
+    """Tell a node's worker that a device is taken away or given back."""
+    command = plan.WithdrawDevice(
+        node=ref.node,
+        fence=Fence(deployment="fleet", term=0, shift=0, step=0),
+        device=ref.device,
+        present=present,
+    )
+    await bus.publish(publish(command, uuid.uuid4().hex))
+
+
+async def within(wait: Awaitable[T], limit_s: float, otherwise: str) -> T:
+    """Await with a limit that speaks: raises Unavailable(otherwise)."""
+    try:
+        return await asyncio.wait_for(wait, limit_s)
+    except TimeoutError as error:
+        raise Unavailable(otherwise) from error
+
+
+def _about(deployment: str) -> tuple[Hearing, ...]:
+    return tuple(
+        Hearing(said.message, key=deployment)
+        for said in catalog.MESSAGES
+        if said.message.__module__ == shift.__name__ and said.lane is catalog.Lane.EVT
+    )
+
+
+async def _messages(deliveries: AsyncIterator[Delivered]) -> AsyncIterator[Message]:
+    async for delivered in deliveries:
+        yield catalog.parse(delivered.type, delivered.message)
+
+
+async def _accepted(told: AsyncIterator[Message], order_id: str) -> shift.ShiftOrdered:
+    async def read() -> shift.ShiftOrdered:
+        async for message in told:
+            match message:
+                case shift.ShiftOrdered() if message.order_id == order_id:
+                    return message
+                case shift.ShiftRefused() if message.order_id == order_id:
+                    raise Refused(message.reason)
+                case _:
+                    continue
+        raise Unavailable("the event log ended")
+
+    return await within(
+        read(), ACCEPT_LIMIT_S, f"no executor answered within {ACCEPT_LIMIT_S:g} s; is it running?"
+    )
+
+
+def _whoever() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "operator"

@@ -1,0 +1,219 @@
+"""Values from buckets, the event log and the span log, as tables and trees for people. Pure: reads nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from flexpipe.kernel.machine import Span
+from flexpipe.model.fleet import Fleet
+from flexpipe.model.route import PlanState, RouteEntry
+from flexpipe.model.sequence import MovedSequence, Verdict
+from flexpipe.model.shift import DeviceReservations, Outcome, PhaseTiming, ShiftRecord
+
+NOTHING = "–"
+
+_STATE_STYLE = {
+    PlanState.ACTIVE: "green",
+    PlanState.CANARY: "cyan",
+    PlanState.FROZEN: "yellow",
+    PlanState.RETIRING: "dim",
+}
+_OUTCOME_STYLE = {
+    Outcome.COMPLETED: "green",
+    Outcome.ROLLED_BACK: "yellow",
+    Outcome.ABANDONED: "red",
+}
+
+
+def status_view(
+    entries: Sequence[RouteEntry], fleet: Fleet, held: Sequence[DeviceReservations]
+) -> RenderableType:
+    """What serves now, and what each device holds."""
+    return Group(_routes_table(entries), _devices_table(fleet, held))
+
+
+def _routes_table(entries: Sequence[RouteEntry]) -> Table:
+    table = Table(title="deployments", title_justify="left", expand=False)
+    for column in ("deployment", "plan", "shape", "state", "admits", "devices", "front", "note"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        note = f"shift {entry.in_flight} in flight" if entry.in_flight is not None else ""
+        note += f" pinned: {entry.pin.reason}" if entry.pin else ""
+        if not entry.plans:
+            table.add_row(entry.deployment, NOTHING, "empty", "", "", "", "", note or "stopped")
+        for routed in entry.plans:
+            table.add_row(
+                entry.deployment,
+                routed.plan.id,
+                routed.plan.shape,
+                Text(routed.state, style=_STATE_STYLE[routed.state]),
+                f"{routed.admit:g}",
+                ", ".join(map(str, routed.plan.devices)),
+                routed.front,
+                note.strip(),
+            )
+    return table
+
+
+def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations]) -> Table:
+    table = Table(title="devices", title_justify="left")
+    for column in ("device", "kind", "memory GB", "reserved GB", "for"):
+        table.add_column(column, justify="right" if column.endswith("GB") else "left")
+    by_device = {str(each.device): each for each in held}
+    for ref in fleet.refs():
+        device = fleet.device(ref)
+        reserved = by_device.get(str(ref))
+        table.add_row(
+            str(ref),
+            device.kind if device else NOTHING,
+            f"{device.memory_bytes / 1e9:.2f}" if device else NOTHING,
+            f"{reserved.total_bytes / 1e9:.2f}" if reserved else "0.00",
+            ", ".join(f"{one.deployment} {one.plan}" for one in reserved.held) if reserved else "",
+        )
+    return table
+
+
+def shifts_view(records: Iterable[ShiftRecord]) -> Table:
+    """All shifts, oldest first."""
+    table = Table(title="shifts", title_justify="left")
+    for column in (
+        "deployment",
+        "shift",
+        "from",
+        "to",
+        "phase",
+        "outcome",
+        "class",
+        "moved",
+        "seconds",
+        "reason",
+    ):
+        table.add_column(column, overflow="fold")
+    for record in records:
+        table.add_row(
+            record.deployment,
+            str(record.shift),
+            record.source.label,
+            record.order.target.label,
+            record.phase,
+            outcome_text(record.outcome),
+            record.start_class,
+            str(len(moved_only(record.moved))),
+            seconds_of(record),
+            record.reason or "",
+        )
+    return table
+
+
+def shift_view(record: ShiftRecord) -> RenderableType:
+    """One shift: order, phases with durations, sequences, reason."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row("shift", f"{record.deployment} {record.shift} (term {record.term})")
+    head.add_row("order", f"{record.order.trigger} (by {record.order.by})")
+    head.add_row("gears", f"{record.source.label} → {record.order.target.label}")
+    head.add_row("outcome", outcome_text(record.outcome))
+    if record.reason:
+        head.add_row("reason", record.reason)
+    return Group(head, phases_table(record.timings, record.start_class), moved_table(record.moved))
+
+
+def phases_table(timings: Sequence[PhaseTiming], start_class: str) -> Table:
+    """Phases with their durations."""
+    table = Table(title=f"phases ({start_class})", title_justify="left")
+    table.add_column("phase")
+    table.add_column("seconds", justify="right")
+    for timing in timings:
+        lasted = NOTHING if timing.end_s is None else f"{timing.end_s - timing.start_s:.3f}"
+        table.add_row(timing.phase, lasted)
+    return table
+
+
+def moved_table(moved: Sequence[MovedSequence]) -> RenderableType:
+    """How each sequence came through the hand-over."""
+    if not moved:
+        return Text("no sequence was in flight", style="dim")
+    table = Table(title="sequences", title_justify="left")
+    for column in ("sequence", "verdict", "tokens before", "pause ms", "reason"):
+        table.add_column(
+            column, justify="right" if column in ("tokens before", "pause ms") else "left"
+        )
+    for each in moved:
+        pause = NOTHING if each.pause_ms is None else f"{each.pause_ms:.0f}"
+        table.add_row(each.sequence[:16], each.verdict, str(each.tokens), pause, each.reason)
+    return table
+
+
+def trace_view(spans: Sequence[Span]) -> RenderableType:
+    """One trace as a tree, with durations and a bar of when each span lay within the whole."""
+    if not spans:
+        return Text("no spans are kept for this shift", style="yellow")
+    start_s = min(span.start_s for span in spans)
+    end_s = max(span.end_s for span in spans)
+    children: dict[str | None, list[Span]] = {}
+    known = {span.span_id for span in spans}
+    for span in sorted(spans, key=lambda each: (each.start_s, each.end_s, each.span_id)):
+        parent = span.parent_span_id if span.parent_span_id in known else None
+        children.setdefault(parent, []).append(span)
+    tree = Tree(Text(f"trace {spans[0].trace_id}  {end_s - start_s:.3f} s", style="bold"))
+    _grow(tree, None, children, (start_s, end_s))
+    return tree
+
+
+BAR_COLUMNS = 24
+
+
+def _grow(
+    tree: Tree,
+    parent: str | None,
+    children: dict[str | None, list[Span]],
+    whole: tuple[float, float],
+) -> None:
+    for span in children.get(parent, ()):
+        lasted_ms = (span.end_s - span.start_s) * 1000
+        label = Text(f"{span.name} ", style="red" if span.error else "")
+        label.append(f"{lasted_ms:,.0f} ms ", style="cyan")
+        label.append(_bar(span, whole), style="blue")
+        if span.error:
+            label.append(f" {span.error}", style="red")
+        _grow(tree.add(label), span.span_id, children, whole)
+
+
+def _bar(span: Span, whole: tuple[float, float]) -> str:
+    start_s, end_s = whole
+    scale = BAR_COLUMNS / max(end_s - start_s, 1e-9)
+    first = min(int((span.start_s - start_s) * scale), BAR_COLUMNS - 1)
+    last = max(first + 1, round((span.end_s - start_s) * scale))
+    return " " * first + "━" * (last - first) + " " * (BAR_COLUMNS - last)
+
+
+def outcome_text(outcome: Outcome | None) -> Text:
+    """The outcome, coloured; `in flight` where there is none yet."""
+    return (
+        Text("in flight", style="cyan")
+        if outcome is None
+        else Text(outcome, style=_OUTCOME_STYLE[outcome])
+    )
+
+
+def moved_only(moved: Iterable[MovedSequence]) -> list[MovedSequence]:
+    """Those that went to another plan."""
+    return [
+        each for each in moved if each.verdict in (Verdict.REPLAY, Verdict.MIGRATE, Verdict.REQUEUE)
+    ]
+
+
+def seconds_of(record: ShiftRecord) -> str:
+    """From order to commit (or to the end where there was no commit)."""
+    end_s = record.committed_at_s or record.closed_at_s
+    return NOTHING if end_s is None else f"{end_s - record.order.ordered_at_s:.1f}"
+
+
+def clock_text(at_s: float) -> str:
+    """A wall-clock time of day, UTC."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S.%f")[:-3]
