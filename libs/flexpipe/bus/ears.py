@@ -67,6 +67,7 @@ class Ear:
             durable=self._durable,
             config=ConsumerConfig(filter_subjects=list(self._filters)),
             pull_sub=PullSub(batch_size=1, timeout=PULL_EXPIRY_S),
+            inbox_prefix=self._link.inbox_prefix.encode() + b".",
             ack_policy=AckPolicy.MANUAL,
             decoder=_as_it_is,
             include_in_schema=False,
@@ -107,17 +108,15 @@ class Ear:
                 deaf_looks = 0
 
     async def _declare(self) -> None:
-        config = ConsumerConfig(
-            name=self._durable,
-            durable_name=self._durable,
-            ack_policy=ServerAckPolicy.EXPLICIT,
-            ack_wait=ACK_WAIT_S,
-            max_ack_pending=1,
-            deliver_policy=DeliverPolicy.ALL,
-            filter_subjects=list(self._filters),
-            inactive_threshold=CONSUMER_KEPT_S,
-        )
-        await self._link.jetstream.add_consumer(self._stream, config=config)
+        """Create the consumer, or let it be where it is as it should be: not every user may create one."""
+        jetstream = self._link.jetstream
+        try:
+            present = await jetstream.consumer_info(self._stream, self._durable)
+        except NotFoundError:
+            present = None
+        if present is None or _filters_of(present.config) != self._filters:
+            config = consumer_config(self._durable, self._filters)
+            await jetstream.add_consumer(self._stream, config=config)
 
     async def _take(self, message: NatsMessage) -> None:
         self._busy += 1
@@ -136,3 +135,24 @@ class Ear:
 
 async def _as_it_is(message: NatsMessage) -> NatsMessage:
     return message
+
+
+def consumer_config(durable: str, filters: tuple[str, ...]) -> ConsumerConfig:
+    """A durable pull consumer that gives one message at a time, in order, until it is acked."""
+    return ConsumerConfig(
+        name=durable,
+        durable_name=durable,
+        ack_policy=ServerAckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_ack_pending=1,
+        deliver_policy=DeliverPolicy.ALL,
+        filter_subjects=list(filters),
+        inactive_threshold=CONSUMER_KEPT_S,
+    )
+
+
+def _filters_of(config: ConsumerConfig | None) -> tuple[str, ...]:
+    if config is None:
+        return ()
+    single = [config.filter_subject] if config.filter_subject else []
+    return tuple(sorted(config.filter_subjects or single))

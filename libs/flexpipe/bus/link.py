@@ -58,6 +58,8 @@ class Link:
         self._name = name
         self._up = asyncio.Event()
         self._denied: dict[str, set[asyncio.Future[None]]] = {}
+        self._closing = False
+        self.inbox_prefix = inbox_prefix(settings.user)
         self.generation = 0  # grows with each (re)connect: watches start anew when it did
         self.broker = NatsBroker(
             settings.servers,
@@ -68,7 +70,7 @@ class Link:
             max_reconnect_attempts=-1,
             ping_interval=PING_INTERVAL_S,
             max_outstanding_pings=PINGS_OUTSTANDING,
-            inbox_prefix=inbox_prefix(settings.user),
+            inbox_prefix=self.inbox_prefix,
             graceful_timeout=STOP_LIMIT_S,
             error_cb=self._on_error,
             disconnected_cb=self._on_down,
@@ -106,6 +108,7 @@ class Link:
 
     async def close(self) -> None:
         """Drain and close, within a limit."""
+        self._closing = True
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
                 if self._client is not None and self._client.is_connected:
@@ -205,7 +208,8 @@ class Link:
 
     async def _on_down(self) -> None:
         self._up.clear()
-        LOG.warning("%s: connection lost", self._name)
+        if not self._closing:
+            LOG.warning("%s: connection lost", self._name)
 
     async def _on_up(self) -> None:
         self.generation += 1
