@@ -80,7 +80,11 @@ class GateClosed(EngineRefused):
 
 
 class EngineBroke(EngineError):
-    """The engine failed, or fell silent, after it had begun to answer."""
+    """The engine failed, or fell silent, after it had begun to answer. `status` where it answered 5xx."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +376,7 @@ def _refusal(status: int, body: bytes) -> EngineError:
 
 def _by_status(status: int, message: str) -> EngineError:
     if status >= 500:
-        return EngineBroke(f"engine answered {status}: {_short(message)}")
+        return EngineBroke(f"engine answered {status}: {_short(message)}", status)
     return EngineRefused(status, _short(message))
 
 

@@ -31,6 +31,7 @@ class SamplingParams(Frozen):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     sampling_seed: int | None = None
+    logit_bias: dict[str, float] | None = None  # by token id, as text: JSON's keys
 
     def body(self) -> dict[str, Any]:
         """The JSON object `sampling_params`; what was not given is left out."""

@@ -41,15 +41,26 @@ class FrameWriter:
     only be an error frame. `closed` is true after the last frame; later calls are mistakes.
     """
 
-    def __init__(self, answer: Answer, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        include_usage: bool,
+        prompt_to_tell: tuple[int, ...] | None = None,
+    ) -> None:
+        """`prompt_to_tell` are the prompt's ids where the client wants ids told (`return_token_ids`)."""
         self._answer = answer
         self._include_usage = include_usage
+        self._tells_ids = prompt_to_tell is not None
+        self._prompt_to_tell = prompt_to_tell
+        self._untold: tuple[int, ...] = ()
         self._opened = False
         self.committed = False
         self.closed = False
 
-    def text(self, delta: str) -> bytes:
-        """The frames for a piece of text; none for no text."""
+    def text(self, delta: str, tokens: tuple[int, ...] = ()) -> bytes:
+        """The frames for a piece of text; none for no text, whose ids are told with the next piece."""
+        self._untold += tokens
         if not delta:
             return b""
         return self._open() + self._chunk(text_choice(self._answer, delta))
@@ -80,10 +91,20 @@ class FrameWriter:
         if self._opened or self._answer.endpoint is Endpoint.COMPLETION:
             return b""
         self._opened = True
-        return self._chunk(role_choice())
+        untold, self._untold = self._untold, ()  # the role says nothing, so no ids are its own
+        frame = self._chunk(role_choice())
+        self._untold = untold
+        return frame
 
     def _chunk(self, choice: ChatChunkChoice | TextChoice) -> bytes:
-        return event(self._response((choice,), None))
+        if not self._tells_ids:
+            return event(self._response((choice,), None))
+        told, self._untold = self._untold, ()
+        prompt, self._prompt_to_tell = self._prompt_to_tell, None
+        response = self._response((choice.model_copy(update={"token_ids": told}),), None)
+        if prompt is not None:
+            response = response.model_copy(update={"prompt_token_ids": prompt})
+        return event(response)
 
     def _response(
         self, choices: tuple[ChatChunkChoice | TextChoice, ...], usage: UsageBody | None

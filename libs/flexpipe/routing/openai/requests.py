@@ -5,7 +5,7 @@ here is refused, so nothing a client asks for is dropped without a word. Fields 
 needs (`user`, `metadata`, `store`, …) are read and have no effect. `null` is the same as absent.
 
 Engine extensions beyond OpenAI: `top_k`, `min_p`, `min_tokens`, `repetition_penalty`,
-`stop_token_ids`, `ignore_eos`, `priority`, `regex`, `ebnf`, `json_schema`, `chat_template_kwargs`.
+`stop_token_ids`, `ignore_eos`, `return_token_ids`, `priority`, `regex`, `ebnf`, `json_schema`, `chat_template_kwargs`.
 """
 
 from typing import Annotated, Literal
@@ -129,6 +129,7 @@ class SampledRequest(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     stop_token_ids: tuple[TokenId, ...] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     priority: int | None = None
     regex: str | None = None
     ebnf: str | None = None

@@ -66,6 +66,7 @@ class ChatChoice(Written):
     message: ChatAnswerMessage
     logprobs: None
     finish_reason: FinishReason
+    token_ids: tuple[int, ...] | None = None
 
 
 class ChatDelta(Written):
@@ -78,6 +79,7 @@ class ChatChunkChoice(Written):
     delta: ChatDelta
     logprobs: None
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] | None = None
 
 
 class TextChoice(Written):
@@ -85,6 +87,7 @@ class TextChoice(Written):
     text: str
     logprobs: None
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] | None = None
 
 
 class Response(Written):
@@ -96,6 +99,7 @@ class Response(Written):
     model: str
     choices: tuple[ChatChoice | ChatChunkChoice | TextChoice, ...]
     usage: UsageBody | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class ModelCard(Written):
@@ -156,6 +160,14 @@ def finish_choice(answer: Answer, finish: FinishReason) -> ChatChunkChoice | Tex
             return ChatChunkChoice(index=0, delta=ChatDelta(), logprobs=None, finish_reason=finish)
         case Endpoint.COMPLETION:
             return TextChoice(index=0, text="", logprobs=None, finish_reason=finish)
+
+
+def with_token_ids(
+    response: Response, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> Response:
+    """A whole response that also tells its ids (the extension `return_token_ids`)."""
+    choices = tuple(choice.model_copy(update={"token_ids": tokens}) for choice in response.choices)
+    return response.model_copy(update={"choices": choices, "prompt_token_ids": prompt})
 
 
 def models(names: tuple[str, ...], *, created: int) -> ModelList:
