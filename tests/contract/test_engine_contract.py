@@ -11,31 +11,24 @@ import httpx
 import pytest
 import pytest_asyncio
 
-pytest.register_assert_rewrite("contract.engine_suite")
-
-from contract.engine_suite import (  # noqa: E402
-    EngineContract,
-    EngineProcess,
-    RunningEngine,
-    free_ports,
-)
-
-from flexpipe.engines.emulated.adapter import EmulatedAdapter  # noqa: E402
-from flexpipe.engines.emulated.checkpoint import write_checkpoint  # noqa: E402
-from flexpipe.engines.port import EngineAdapter, RankGroup  # noqa: E402
-from flexpipe.engines.sglang.adapter import SglangAdapter  # noqa: E402
-from flexpipe.model.deployment import EngineSettings, ModelRef  # noqa: E402
-from flexpipe.model.fence import Fence  # noqa: E402
-from flexpipe.model.fleet import PORTS_PER_PLAN, DeviceRef  # noqa: E402
-from flexpipe.model.plan import LayerRange, Plan, Stage  # noqa: E402
+from contract.engine_harness import EngineProcess, RunningEngine, free_ports
+from contract.engine_suite import EngineContract
+from flexpipe.engines.emulated.adapter import EmulatedAdapter
+from flexpipe.engines.emulated.checkpoint import write_checkpoint
+from flexpipe.engines.port import EngineAdapter, RankGroup
+from flexpipe.engines.sglang.adapter import SglangAdapter
+from flexpipe.model.deployment import EngineSettings, ModelRef
+from flexpipe.model.fence import Fence
+from flexpipe.model.fleet import PORTS_PER_PLAN, DeviceRef
+from flexpipe.model.plan import LayerRange, Plan, Stage
 
 ROOT = Path(__file__).parents[2]
 TERM = 3
 TABLE = """
 start_s = 0.3
-prefill_tokens_per_s = 50000.0
+prefill_tokens_per_s = 50000
 [decode_step_ms.default]
-base = 5.0
+base = 2.5
 """
 
 
@@ -90,7 +83,9 @@ def rank_group(model: Path, settings: EngineSettings) -> RankGroup:
     scope="module",
     params=["emulated", pytest.param("sglang", marks=pytest.mark.sglang)],
 )
-def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+def launched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EngineProcess, str]]:
     folder = tmp_path_factory.mktemp("engine")
     adapter, group = emulated_group(folder) if request.param == "emulated" else sglang_group()
     spec = adapter.launch(group)
@@ -111,7 +106,6 @@ async def engine(started: Started) -> AsyncIterator[RunningEngine]:
     async with httpx.AsyncClient(base_url=front, trust_env=False, timeout=60) as http:
         held = (await http.get("/flexpipe/gate")).json()["fence"]
         engine = RunningEngine(
-            name=started.process.popen.args[2],
             plan=started.plan,
             term=TERM,
             statuses_while_starting=started.statuses,

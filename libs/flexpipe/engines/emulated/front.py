@@ -118,6 +118,7 @@ class Front:
         wanted = read_body(GenerateRequest, await bounded_body(request))
         try:
             prompt = wanted.prompt()
+            wanted.sampling_params.check_total(len(prompt), self._scheduler.context_tokens)
             sequence = self._scheduler.submit(
                 rid=wanted.rid or uuid.uuid4().hex,
                 prompt=prompt,
@@ -182,7 +183,6 @@ class Front:
         return Response(status_code=200 if self._state.phase == "up" else 503)
 
     async def loads(self, request: Request) -> Response:
-        _ = request
         scheduler = self._scheduler
         ranks = self._arguments.tp * self._arguments.pp
         now = datetime.now(UTC)
@@ -207,20 +207,16 @@ class Front:
             "total_prefill_uncached_tokens": scheduler.prompt_tokens_total,
             "total_prefill_busy_us": 0,
             "decode_moments": None,
-            "memory": {
+        }
+        if request.query_params.get("include") != "core":
+            load["memory"] = {
                 "weight_gb": table.weights_bytes / ranks / 1e9,
                 "kv_cache_gb": table.kv_bytes_per_token * table.max_total_tokens / ranks / 1e9,
                 "graph_gb": 0.0,
                 "token_capacity": table.max_total_tokens,
-            },
-            "queues": {
-                "waiting": scheduler.waiting,
-                "grammar": 0,
-                "paused": 0,
-                "retracted": 0,
-                "prealloc_ready": 0,
-            },
-        }
+            }
+            others = dict.fromkeys(("grammar", "paused", "retracted", "prealloc_ready"), 0)
+            load["queues"] = {"waiting": scheduler.waiting, **others}
         return JSONResponse(
             {
                 "timestamp": now.isoformat(),
@@ -252,7 +248,7 @@ class Front:
                 "time_scale": arguments.time_scale,
                 "rank_pids": list(self._state.rank_pids),
                 "startup_time": self._state.started_at.timestamp(),
-                "status": self._state.phase,
+                "status": "ready" if self._state.phase == "up" else self._state.phase,
                 "version": VERSION,
             }
         )

@@ -181,7 +181,7 @@ class Answer:
                 text += piece
                 ending = end
             said = (
-                {"message": {"role": "assistant", "content": text, "tool_calls": None}}
+                {"message": {"role": "assistant", "content": text, "reasoning_content": None}}
                 if self._shape.chat
                 else {"text": text}
             )
@@ -189,28 +189,31 @@ class Answer:
         return {**self._head(self._shape.whole), "choices": choices, "usage": self.usage()}
 
     async def chunks(self) -> AsyncIterator[dict[str, object]]:
-        """The events of a stream, choice after choice."""
+        """The events of a stream, choice after choice.
+
+        As in SGLang a chat ends with an empty delta, a completion with its last piece of text.
+        """
         for index in range(len(self.sequences)):
             if self._shape.chat:
-                yield self._chunk(index, {"role": "assistant", "content": ""}, None)
+                yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
             async for piece, ending in self.deltas(index):
-                if piece or not self._shape.chat:
-                    yield self._chunk(index, {"content": piece}, None)
+                if not self._shape.chat:
+                    yield {**self._chunk(index, {"text": piece}, ending), "usage": None}
+                    continue
+                if piece:
+                    yield self._chunk(index, {"delta": {"content": piece}}, None)
                 if ending is not None:
-                    yield self._chunk(
-                        index, {"content": ""} if not self._shape.chat else {}, ending
-                    )
+                    yield self._chunk(index, {"delta": {}}, ending)
         options = self._wanted.stream_options
         if options is not None and options.include_usage:
             yield {**self._head(self._shape.chunk), "choices": [], "usage": self.usage()}
 
     def _chunk(
-        self, index: int, delta: dict[str, object], ending: dict[str, object] | None
+        self, index: int, said: dict[str, object], ending: dict[str, object] | None
     ) -> dict[str, object]:
-        said = {"delta": delta} if self._shape.chat else {"text": delta["content"]}
         close = ending or {"finish_reason": None, "matched_stop": None}
         choice = {"index": index, **said, "logprobs": None, **close}
-        return {**self._head(self._shape.chunk), "choices": [choice], "usage": None}
+        return {**self._head(self._shape.chunk), "choices": [choice]}
 
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
@@ -258,7 +261,8 @@ class OpenAiFront:
     async def _answer(
         self, request: Request, shape: Shape, wanted: _Common, prompt: list[int]
     ) -> Response:
-        answer = Answer(self._scheduler, self._text(), shape, self._model_name, wanted)
+        model = wanted.model or self._model_name
+        answer = Answer(self._scheduler, self._text(), shape, model, wanted)
         answer.submit(prompt)
         first = answer.sequences[0].finish
         if first is not None and first.status_code is not None:

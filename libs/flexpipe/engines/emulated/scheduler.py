@@ -106,7 +106,7 @@ class Scheduler:
         Raises RequestRefused for a duplicate rid, an id outside the vocabulary, or a prompt that
         does not fit. ``max_new_tokens`` is cut to what the context and the KV capacity hold.
         """
-        self._check(rid, prompt, limits)
+        self._check(rid, prompt)
         room = self.longest_tokens - 1 - len(prompt)
         limits = Limits(
             max_new_tokens=min(limits.max_new_tokens, room),
@@ -220,7 +220,7 @@ class Scheduler:
 
     # -- bookkeeping ------------------------------------------------------------------------
 
-    def _check(self, rid: str, prompt: list[int], limits: Limits) -> None:
+    def _check(self, rid: str, prompt: list[int]) -> None:
         if rid in self._by_rid:
             raise RequestRefused(f"Duplicate request ID detected: {rid}")
         if not prompt:
@@ -233,13 +233,6 @@ class Scheduler:
             raise RequestRefused(
                 f"The input ({len(prompt)} tokens) is longer than the model's context length "
                 f"({context} tokens)."
-            )
-        if len(prompt) + limits.max_new_tokens > self.context_tokens:
-            raise RequestRefused(
-                "Requested token count exceeds the model's maximum context length of "
-                f"{self.context_tokens} tokens. You requested a total of "
-                f"{len(prompt) + limits.max_new_tokens} tokens: {len(prompt)} tokens from the "
-                f"input messages and {limits.max_new_tokens} tokens for the completion."
             )
 
     def _cut(self, sequence: Sequence) -> None:

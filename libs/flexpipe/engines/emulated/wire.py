@@ -16,6 +16,7 @@ from flexpipe.engines.emulated.sequences import Limits, LogProbRequest, Sequence
 VERSION = "0.5.23+emulated"
 WEIGHT_VERSION = "default"
 DEFAULT_MAX_NEW_TOKENS = 128
+UNBOUNDED_NEW_TOKENS = 1 << 30
 MAX_BODY_BYTES = 16 << 20
 MAX_TOP_LOGPROBS = 64
 
@@ -37,7 +38,7 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    max_new_tokens: WholeNotNegative | None = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens: WholeNotNegative | None = DEFAULT_MAX_NEW_TOKENS  # None: while there is room
     min_new_tokens: WholeNotNegative = 0
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -66,7 +67,7 @@ class SamplingParams(BaseModel):
             raise Unsupported("n must be 1 in /generate of the emulated engine")
         if self.json_schema or self.regex or self.ebnf:
             raise Unsupported("constrained decoding is not emulated")
-        longest = DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+        longest = UNBOUNDED_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
         if self.min_new_tokens > longest:
             raise Unsupported(
                 f"min_new_tokens must be in [0, max_new_tokens({longest})], got "
@@ -78,6 +79,17 @@ class SamplingParams(BaseModel):
             stop_token_ids=frozenset(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
         )
+
+    def check_total(self, prompt_tokens: int, context_tokens: int) -> None:
+        """Raises Unsupported where prompt + the tokens *named* do not fit; a default is cut."""
+        wanted = self.max_new_tokens if "max_new_tokens" in self.model_fields_set else None
+        if wanted is not None and prompt_tokens + wanted > context_tokens:
+            raise Unsupported(
+                "Requested token count exceeds the model's maximum context length of "
+                f"{context_tokens} tokens. You requested a total of {prompt_tokens + wanted} "
+                f"tokens: {prompt_tokens} tokens from the input messages and {wanted} tokens for "
+                "the completion."
+            )
 
 
 class GenerateRequest(BaseModel):
@@ -108,8 +120,8 @@ class GenerateRequest(BaseModel):
             return None
         if self.logprob_start_len >= prompt_tokens:
             raise Unsupported(
-                f"logprob_start_len, ({self.logprob_start_len}) is higher than the number of "
-                f"input tokens ({prompt_tokens}). Request with a lower logprob_start_len."
+                f"logprob_start_len {self.logprob_start_len} is higher than the number of input "
+                f"tokens {prompt_tokens}. Please use a smaller logprob_start_len."
             )
         return LogProbRequest(start=self.logprob_start_len, top=self.top_logprobs_num)
 
@@ -173,6 +185,8 @@ def _meta_info(sequence: Sequence) -> dict[str, object]:
         "completion_tokens": len(sequence.output),
     }
     if finish is not None:
+        written = {"version": WEIGHT_VERSION, "start": 0, "end": len(sequence.output)}
+        meta["weight_versions"] = [written]
         meta["e2e_latency"] = sequence.ended_s - sequence.arrived_s
     if finish is None or finish.started:
         meta |= {
@@ -181,7 +195,7 @@ def _meta_info(sequence: Sequence) -> dict[str, object]:
             "reasoning_tokens": 0,
             "cached_tokens": 0,
             "cached_tokens_details": None,
-            "dp_rank": 0,
+            "dp_rank": None,
         }
     if sequence.logprobs is not None:
         meta |= sequence.logprobs.meta_info()
