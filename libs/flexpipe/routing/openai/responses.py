@@ -66,6 +66,7 @@ class ChatChoice(Written):
     message: ChatAnswerMessage
     logprobs: None
     finish_reason: FinishReason
+    token_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] | None = None
 
 
@@ -116,8 +117,18 @@ class ModelList(Written):
     data: tuple[ModelCard, ...]
 
 
-def whole(answer: Answer, text: str, finish: FinishReason, usage: Usage) -> Response:
-    """A response that is not streamed."""
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """What `return_token_ids` adds to a whole answer."""
+
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...]
+
+
+def whole(
+    answer: Answer, text: str, finish: FinishReason, usage: Usage, ids: TokenIds | None = None
+) -> Response:
+    """A response that is not streamed. `ids` where the client asked for token ids."""
     choice: ChatChoice | TextChoice
     match answer.endpoint:
         case Endpoint.CHAT:
@@ -125,7 +136,7 @@ def whole(answer: Answer, text: str, finish: FinishReason, usage: Usage) -> Resp
             choice = ChatChoice(index=0, message=message, logprobs=None, finish_reason=finish)
         case Endpoint.COMPLETION:
             choice = TextChoice(index=0, text=text, logprobs=None, finish_reason=finish)
-    return Response(
+    response = Response(
         id=answer.id,
         object="chat.completion" if answer.endpoint is Endpoint.CHAT else "text_completion",
         created=answer.created,
@@ -133,6 +144,10 @@ def whole(answer: Answer, text: str, finish: FinishReason, usage: Usage) -> Resp
         choices=(choice,),
         usage=UsageBody.of(usage),
     )
+    if ids is None:
+        return response
+    choice = choice.model_copy(update={"token_ids": ids.generated})
+    return response.model_copy(update={"choices": (choice,), "prompt_token_ids": ids.prompt})
 
 
 def role_choice() -> ChatChunkChoice:
