@@ -162,17 +162,3 @@ def test_models_are_listed_by_name() -> None:
     body = json.loads(models(("toy", "smol"), created=5).json_bytes())
     assert body["object"] == "list"
     assert [card["id"] for card in body["data"]] == ["smol", "toy"]
-
-
-def test_token_ids_come_with_the_text_they_made_and_the_prompt_s_once() -> None:
-    stream = FrameWriter(answer(), include_usage=False, prompt_ids=(7, 8))
-    frames = stream.text("Hi", [1, 2]) + stream.text("", [3])
-    chunks = [json.loads(line[6:]) for line in frames.decode().split("\n\n") if line]
-    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[7, 8], None, None]
-    assert [chunk["choices"][0].get("token_ids") for chunk in chunks] == [None, [1, 2], [3]]
-
-
-def test_token_ids_are_absent_where_nobody_asked() -> None:
-    stream = FrameWriter(answer(), include_usage=False)
-    assert b"token_ids" not in stream.text("Hi", [1, 2])
-    assert stream.text("", [3]) == b""

@@ -6,8 +6,6 @@ Nothing is written before there is something to say, so that until then the stat
 and a failed request may be tried again elsewhere.
 """
 
-from collections.abc import Sequence
-
 from flexpipe.routing.openai.errors import ErrorBody
 from flexpipe.routing.openai.responses import (
     Answer,

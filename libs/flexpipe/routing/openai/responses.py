@@ -66,7 +66,6 @@ class ChatChoice(Written):
     message: ChatAnswerMessage
     logprobs: None
     finish_reason: FinishReason
-    token_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] | None = None
 
 
@@ -117,18 +116,8 @@ class ModelList(Written):
     data: tuple[ModelCard, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """What `return_token_ids` adds to a whole answer."""
-
-    prompt: tuple[int, ...]
-    generated: tuple[int, ...]
-
-
-def whole(
-    answer: Answer, text: str, finish: FinishReason, usage: Usage, ids: TokenIds | None = None
-) -> Response:
-    """A response that is not streamed. `ids` where the client asked for token ids."""
+def whole(answer: Answer, text: str, finish: FinishReason, usage: Usage) -> Response:
+    """A response that is not streamed."""
     choice: ChatChoice | TextChoice
     match answer.endpoint:
         case Endpoint.CHAT:
@@ -136,7 +125,7 @@ def whole(
             choice = ChatChoice(index=0, message=message, logprobs=None, finish_reason=finish)
         case Endpoint.COMPLETION:
             choice = TextChoice(index=0, text=text, logprobs=None, finish_reason=finish)
-    response = Response(
+    return Response(
         id=answer.id,
         object="chat.completion" if answer.endpoint is Endpoint.CHAT else "text_completion",
         created=answer.created,
@@ -144,10 +133,6 @@ def whole(
         choices=(choice,),
         usage=UsageBody.of(usage),
     )
-    if ids is None:
-        return response
-    choice = choice.model_copy(update={"token_ids": ids.generated})
-    return response.model_copy(update={"choices": (choice,), "prompt_token_ids": ids.prompt})
 
 
 def role_choice() -> ChatChunkChoice:
