@@ -10,7 +10,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 venv=${FLEXPIPE_ENGINE_VENV:-$root/.venv-sglang}
 python=${PYTHON:-python3}
-cpu_index=https://download.pytorch.org/whl/cpu
+torch_fix="set FLEXPIPE_TORCH_INDEX_URL to PyTorch's index of CPU wheels (its install page names it for 'CPU') or to a mirror of it"
 stamp=$venv/.flexpipe-engine
 
 fail() { printf 'engine setup: %s\n' "$1" >&2; exit 1; }
@@ -29,12 +29,22 @@ quietly() {
 
 install() { quietly "$venv/bin/python" -m pip install --disable-pip-version-check "$@"; }
 
+# Asks what would be installed, before gigabytes of GPU libraries come down.
+refuse_gpu_wheel() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --dry-run --no-deps \
+        --ignore-installed --report - "$@" 2>/dev/null | "$venv/bin/python" -c '
+import json, re, sys
+found = json.load(sys.stdin)["install"][0]["metadata"].get("requires_dist", [])
+sys.exit(any(re.match("nvidia|cuda|pytorch-triton-rocm", each) for each in found))' && return
+    fail "the $torch found here is missing or a GPU build: $torch_fix"
+}
+
 refuse_other_torch() {
     local build
     build=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or torch.version.hip or "cpu")') \
         || fail "torch does not import in $venv: remove that folder and run again"
     [[ $build == cpu ]] && return
-    fail "torch here is built for $build, not CPU: remove $venv and run again with FLEXPIPE_TORCH_INDEX_URL=$cpu_index"
+    fail "torch in $venv is built for GPUs ($build), not CPU: remove that folder, then $torch_fix"
 }
 
 command -v "$python" >/dev/null || fail "no $python found: install Python 3.11 or newer (Debian, Ubuntu: apt install python3 python3-venv), or set PYTHON"
@@ -57,12 +67,13 @@ index=()
 [[ -n ${FLEXPIPE_TORCH_INDEX_URL:-} ]] && index=(--index-url "$FLEXPIPE_TORCH_INDEX_URL")
 
 rm -f "$stamp"
-if [[ ! -x $venv/bin/python ]]; then
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     step "SGLang environment in $venv (about 2.6 GB, two to five minutes)"
-    "$python" -m venv "$venv" || fail "could not create $venv"
+    "$python" -m venv --clear "$venv" || fail "could not create $venv"
 fi
 step "1/4 $torch"
-install "${index[@]}" "$torch" || fail "could not install $torch; its CPU build is in $cpu_index: set FLEXPIPE_TORCH_INDEX_URL to that or to a mirror"
+refuse_gpu_wheel "${index[@]}" "$torch"
+install "${index[@]}" "$torch" || fail "could not install $torch: $torch_fix"
 refuse_other_torch
 step "2/4 what SGLang needs on CPU"
 install -r "$root/requirements/engine.txt" || fail "could not install requirements/engine.txt"

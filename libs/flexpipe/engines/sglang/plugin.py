@@ -1,8 +1,9 @@
 """SGLang's official plugin hook (entry-point group ``sglang.srt.plugins``), called once a process.
 
 In the server process it mounts FlexPipe's gate in front of SGLang's HTTP app and has foreign token
-ids refused; in the CPU form it puts right what stock SGLang 0.5.23 assumes about GPUs. SGLang logs a plugin's exception and goes
-on, which for the gate would mean serving strays: so whatever fails here ends the process.
+ids refused; in the CPU form it puts right what stock SGLang 0.5.23 assumes about GPUs. SGLang logs
+a plugin's exception and goes on, which for the gate would mean serving strays: so whatever fails
+here ends the process.
 
 Nothing here is imported by a control service. What it touches inside SGLang is pinned by
 ``requirements/engine-nodeps.txt`` and held by ``tests/contract/test_sglang_arguments.py``.
