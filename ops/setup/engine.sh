@@ -35,13 +35,13 @@ refuse_gpu_wheel() {
         --ignore-installed --report - "$@" 2>/dev/null | "$venv/bin/python" -c '
 import json, re, sys
 found = json.load(sys.stdin)["install"][0]["metadata"].get("requires_dist", [])
-sys.exit(any(re.match("nvidia|cuda|pytorch-triton-rocm", each) for each in found))' && return
+sys.exit(any(re.match("nvidia|cuda|pytorch-triton-rocm", each) for each in found))' 2>/dev/null && return
     fail "the $torch found here is missing or a GPU build: $torch_fix"
 }
 
 refuse_other_torch() {
     local build
-    build=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or torch.version.hip or "cpu")') \
+    build=$("$venv/bin/python" -W ignore -c 'import torch; print(torch.version.cuda or torch.version.hip or "cpu")') \
         || fail "torch does not import in $venv: remove that folder and run again"
     [[ $build == cpu ]] && return
     fail "torch in $venv is built for GPUs ($build), not CPU: remove that folder, then $torch_fix"
