@@ -22,7 +22,7 @@ ADMIN = "admin"
 """Declares streams and buckets; no service runs as it."""
 SERVICES: tuple[Service, ...] = ("executor", "router", "worker", "operator")
 DECIDERS: tuple[Service, ...] = ("executor", "router", "worker")
-"""Services with machines: they keep a journal, snapshots, spans and dead letters."""
+"""Services with machines: they keep a journal, snapshots and dead letters."""
 OWN_KEY = {"worker": "fleet", "router": "roster"}
 """Buckets in which each instance of a service writes the key of its own name only."""
 PASSWORD_BYTES = 24
@@ -121,7 +121,7 @@ def _own_keys(bucket: str, service: Service, instance: str | None) -> str:
 
 
 def _keeping(service: Service, instance: str | None) -> set[str]:
-    """Journal, dead letters and spans: deciders write their own, operators read all."""
+    """Journal and dead letters: deciders write their own, operators read all."""
     own = instance or "*"
     reads = {"FLEXPIPE_INPUT", "FLEXPIPE_DEAD"} if service in DECIDERS else set()
     allowed: set[str] = set()
@@ -130,7 +130,6 @@ def _keeping(service: Service, instance: str | None) -> set[str]:
             f"{ROOT}.{Lane.INPUT}.{service}.{own}",
             f"{ROOT}.{Lane.DEAD}.letter.{service}.{own}",
             f"{ROOT}.{Lane.DEAD}.crash.{service}.{own}.*",
-            f"{ROOT}.{Lane.SPAN}.{service}.{own}.*",
         }
     if service == "operator":
         reads = {stream.name for stream in catalog.STREAMS if stream.retention == "limits"}
