@@ -1,11 +1,15 @@
 """The gate alone, and its middleware over ASGI."""
 
+import ast
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from flexpipe.engines import gate as gate_module
 from flexpipe.engines.gate import (
     GUARDED_PATHS,
     MAX_BODY_BYTES,
@@ -255,3 +259,15 @@ async def test_a_lifespan_goes_through() -> None:
 
     await GateMiddleware(app, gate())({"type": "lifespan"}, nothing, nothing)
     assert seen == ["lifespan"]
+
+
+def test_the_gate_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse(Path(gate_module.__file__).read_text())
+    named = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    named |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in named} <= sys.stdlib_module_names
