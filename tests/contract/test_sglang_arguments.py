@@ -138,7 +138,7 @@ CPU = {
     "sleep_on_idle": True,
     "load_snapshot_publish_interval": 1,
     "host": "127.0.0.1",
-    "nccl_port": 31_001,
+    "nccl_port": 31_002,
     "nnodes": 1,
     "model_path": "/models/toy",
     "served_model_name": "toy",

@@ -84,8 +84,14 @@ class EngineLoad(Frozen):
 
     @property
     def requests(self) -> int:
-        """All requests that the engine holds."""
+        """Requests that the engine counts. Under pipeline parallelism SGLang's `running` stays 0 while it decodes:
+        whether anything is left says `is_empty`."""
         return self.running + self.waiting
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing runs, nothing waits, and no request holds KV (cached prefixes do not count)."""
+        return self.requests == 0 and self.used_tokens == 0
 
 
 class GateReport(Frozen):

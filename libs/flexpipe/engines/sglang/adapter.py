@@ -17,7 +17,7 @@ from flexpipe.model.plan import Plan, Role
 CPU_SHIM: Final = str(Path(__file__).parent / "cpu_shim")
 """Holds the `sgl_kernel` stand-in; on PYTHONPATH in the CPU form only."""
 
-NCCL_PORT_OFFSET: Final = 1
+NCCL_PORT_OFFSET: Final = 2  # 0 is the front, 1 the rendezvous
 """Within the plan's block of ports: 0 is the HTTP front, this is where local ranks meet.
 
 SGLang would draw the second one itself, and two engines that start side by side can draw the same.
