@@ -1,0 +1,95 @@
+"""Every metric on one page: name, kind, what it says, its labels. Units are in the names; labels are bounded.
+
+Services build their meters from it (`flexpipe.telemetry.meters`); machines name them in `Measure` effects.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from flexpipe.kernel.frozen import Frozen
+
+LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Buckets of anything a client waits for, from a decode step on a GPU to a long prompt on a CPU."""
+
+
+class Metric(Frozen):
+    """One metric. Labels with a plan's id carry plans of route entries only and go when the plan goes."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    says: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = LATENCY_S
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="flexpipe_router_requests_total",
+        kind="counter",
+        says="Requests that came to an end, by how.",
+        labels=("deployment", "finish"),
+    ),
+    Metric(
+        name="flexpipe_router_ttft_seconds",
+        kind="histogram",
+        says="Time from a request's arrival to its first token.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_router_itl_seconds",
+        kind="histogram",
+        says="Time between tokens of a stream, pauses of hand-overs included.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_router_output_tokens_total",
+        kind="counter",
+        says="Tokens accepted from engines.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_router_prompt_tokens_total",
+        kind="counter",
+        says="Prompt tokens of resumable requests, as clients sent them.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_router_late_tokens_total",
+        kind="counter",
+        says="Tokens dropped by the ledger because they came under an old epoch, or twice.",
+        labels=("deployment", "reason"),
+    ),
+    Metric(
+        name="flexpipe_router_in_flight",
+        kind="gauge",
+        says="Sequences at an engine.",
+        labels=("deployment", "plan"),
+    ),
+    Metric(
+        name="flexpipe_router_parked",
+        kind="gauge",
+        says="Sequences that wait in the router for a plan.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_router_hand_over_pause_seconds",
+        kind="histogram",
+        says="Last token under the old epoch to first under the new, by verdict.",
+        labels=("deployment", "verdict"),
+    ),
+    Metric(
+        name="flexpipe_router_ledger_violations_total",
+        kind="counter",
+        says="Sequences whose ledger broke its law. Anything but zero is a fault of ours.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_router_unreadable_entries_total",
+        kind="counter",
+        says="Bucket entries that could not be read; the last good one stayed in force.",
+        labels=("source",),
+    ),
+)
+
+BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
