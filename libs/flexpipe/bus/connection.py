@@ -162,13 +162,17 @@ async def connect(
 ) -> AsyncIterator[Bus]:
     """A bus that reconnects for ever while the block runs. Raises Unavailable, in one line, if the start fails."""
     bus = Bus(settings, service, name, clock or WallClock())
-    try:
-        await bus.main.open()
-        await bus.urgent.open()
+    async with _opened(bus.main), _opened(bus.urgent):
         yield bus
+
+
+@asynccontextmanager
+async def _opened(link: Link) -> AsyncIterator[None]:
+    await link.open()
+    try:
+        yield
     finally:
-        await bus.urgent.close()
-        await bus.main.close()
+        await link.close()
 
 
 async def _deliveries(

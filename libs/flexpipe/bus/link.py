@@ -6,6 +6,7 @@ Called by `flexpipe.bus` alone. It never buffers a write over a reconnect: what 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -50,6 +51,19 @@ class Ack:
     duplicate: bool
 
 
+class _Broker(NatsBroker):
+    """FastStream's broker on a client that is ours from before it connects, so that it can be closed at any time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.client = Client()
+
+    async def _connect(self) -> Client:
+        await self.client.connect(**self._connection_kwargs)
+        self.config.connect(self.client)
+        return self.client
+
+
 class Link:
     """Opened once, reconnects for ever, closed once."""
 
@@ -61,12 +75,12 @@ class Link:
         self._closing = False
         self.inbox_prefix = inbox_prefix(settings.user)
         self.generation = 0  # grows with each (re)connect: watches start anew when it did
-        self.broker = NatsBroker(
+        self.broker = _Broker(
             settings.servers,
             name=name,
             security=self._security(),
             connect_timeout=2,
-            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # nats-py takes fractions
+            reconnect_time_wait=RECONNECT_WAIT_S,  # nats-py takes fractions
             max_reconnect_attempts=-1,
             ping_interval=PING_INTERVAL_S,
             max_outstanding_pings=PINGS_OUTSTANDING,
@@ -78,7 +92,7 @@ class Link:
             apply_types=False,
             logger=None,
         )
-        self._client: Client | None = None
+        self._turned_away: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _security(self) -> BaseSecurity | None:
         if not self._settings.user:
@@ -90,41 +104,54 @@ class Link:
     async def open(self) -> None:
         """Connect and start the broker. Raises Unavailable, in one line, where that fails within the limit."""
         limit_s = self._settings.connect_limit_s
+        opening = asyncio.create_task(self._open())
+        first: set[asyncio.Future[Any]] = {opening, self._turned_away}
         try:
-            async with asyncio.timeout(limit_s):
-                self._client = await self.broker.connect()
-                await self.broker.start()
-        except TimeoutError as error:
+            await asyncio.wait(first, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                await opening
+                self.generation += 1
+                self._up.set()
+        except (OSError, nats.errors.Error) as error:
+            raise Unavailable(f"NATS at {self._settings.url}: {error}") from error
+        finally:
+            if not self._up.is_set():
+                self._closing = True
+                opening.cancel()
+                await asyncio.wait({opening})
+                await self.close()
+        if self._turned_away.done():
+            raise Unavailable(
+                f"NATS at {self._settings.url} turns user {self._settings.user!r} away: "
+                "check FLEXPIPE_BUS_USER and FLEXPIPE_BUS_PASSWORD"
+            )
+        if self._closing:
             raise Unavailable(
                 f"no NATS server at {self._settings.url} within {limit_s:g} s{self._last_error()}: "
                 "start one (`flexpipe up`) or set FLEXPIPE_BUS_URL"
-            ) from error
-        except (OSError, nats.errors.Error) as error:
-            raise Unavailable(
-                f"NATS at {self._settings.url}, user {self._settings.user!r}: {error}"
-            ) from error
-        self.generation += 1
-        self._up.set()
+            )
+
+    async def _open(self) -> None:
+        await self.broker.connect()
+        await self.broker.start()
 
     async def close(self) -> None:
         """Drain and close, within a limit."""
         self._closing = True
         try:
             async with asyncio.timeout(STOP_LIMIT_S):
-                if self._client is not None and self._client.is_connected:
+                if self.is_up:
                     await self.broker.stop()
-                    return
         except (TimeoutError, nats.errors.Error) as error:
             LOG.warning("%s: closing without draining: %s", self._name, error or "time is up")
-        if self._client is not None and not self._client.is_closed:
-            await self._client.close()
+        if not self.client.is_closed:
+            with contextlib.suppress(AssertionError):  # nats-py: nothing was ever sent
+                await self.client.close()
 
     @property
     def client(self) -> Client:
         """The nats-py client of this connection."""
-        if self._client is None:
-            raise Unavailable("the bus is not connected yet")
-        return self._client
+        return self.broker.client
 
     @property
     def jetstream(self) -> JetStreamContext:
@@ -134,7 +161,7 @@ class Link:
     @property
     def is_up(self) -> bool:
         """Whether a request could leave now."""
-        return self._client is not None and bool(self._client.is_connected)
+        return bool(self.client.is_connected)
 
     async def until_up(self, limit_s: float) -> None:
         """Wait until connected. Raises Unavailable at the limit."""
@@ -199,6 +226,8 @@ class Link:
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error)
+        if isinstance(error, nats.errors.AuthorizationError) and not self._turned_away.done():
+            self._turned_away.set_result(None)
         if "permissions violation" in text:
             subject = text.split('"')[1] if '"' in text else ""
             for future in self._denied.get(subject, ()):
@@ -217,7 +246,7 @@ class Link:
         LOG.info("%s: connected again", self._name)
 
     def _last_error(self) -> str:
-        error = self._client.last_error if self._client is not None else None
+        error = self.client.last_error
         return f" ({error})" if error else ""
 
 

@@ -68,6 +68,10 @@ class MachineCrash(BrokenInvariant):
     """A machine raised on something that is no message, so that skipping it would mean nothing."""
 
 
+def _place(entry: Entry) -> tuple[str, str]:
+    return entry.bucket, entry.key
+
+
 async def _perform_nothing(effect: Effect) -> None:
     raise BrokenInvariant(f"nobody performs {type(effect).__name__}: give the shell `perform`")
 
@@ -113,6 +117,7 @@ class MachineShell:
         self._memory.outbox = self._outbox
         self._dead = DeadLetters(bus, service, name)
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._known: dict[tuple[str, str], int] = {}  # revisions fed by `Started` and `Stored`
         self._ears: list[Ear] = []
         self._wake_at_s: float | None = None
         self._wish = asyncio.Event()
@@ -161,7 +166,13 @@ class MachineShell:
         self._seen.update(dict.fromkeys(await self._memory.begin(self._now_s, resume=self._resume)))
         await self._dead.load()
         watches = [
-            Watch(self._bus.main, bucket, self._on_watched, self._compare_every_s)
+            Watch(
+                self._bus.main,
+                bucket,
+                self._on_watched,
+                self._compare_every_s,
+                on_reset=self._on_reset,
+            )
             for bucket in self._watches
         ]
         entries: list[Entry] = []
@@ -245,6 +256,10 @@ class MachineShell:
                 return Verdict.HANDLED
             if self._dead.crashes_of(event.message_id) >= CRASHES_LIMIT:
                 return Verdict.SKIPPED
+        if isinstance(event, Watched) and event.entry.revision < self._known.get(
+            _place(event.entry), 0
+        ):
+            return Verdict.HANDLED  # the machine has seen newer, as the outcome of its own write
         try:
             effects = await self._decide(event)
         except BrokenInvariant as error:
@@ -270,6 +285,8 @@ class MachineShell:
 
     async def _decide(self, event: Input) -> Effects:
         """Feed the machine and put the journal line in front of everything that follows."""
+        if isinstance(event, Stored | Started):
+            self._known.update((_place(entry), entry.revision) for entry in event.entries)
         self._now_s = max(
             self._now_s, self._clock.now_s()
         )  # time never runs backwards for a machine
@@ -339,6 +356,13 @@ class MachineShell:
     # -- what comes from the bus ---------------------------------------------------------------------------------
 
     async def _on_watched(self, entry: Entry) -> None:
+        await self._intake.put(Watched(entry=entry))
+
+    async def _on_reset(self, entry: Entry) -> None:
+        LOG.error(
+            "bucket %s lost its store: %s is back at revision %d", *_place(entry), entry.revision
+        )
+        self._known.pop(_place(entry), None)
         await self._intake.put(Watched(entry=entry))
 
     async def _on_usual(self, message: NatsMessage) -> None:

@@ -29,7 +29,10 @@ RETRY_WAIT_S = 0.5
 
 
 class Watch:
-    """Tell `on_entry` every change of a bucket after `first` was read."""
+    """Tell `on_entry` every change of a bucket after `first` was read.
+
+    Revisions of a key only grow, unless the store itself was lost: what is there then goes to `on_reset`.
+    """
 
     def __init__(
         self,
@@ -37,10 +40,13 @@ class Watch:
         bucket: str,
         on_entry: Callable[[Entry], Awaitable[None]],
         compare_every_s: float = COMPARE_EVERY_S,
+        *,
+        on_reset: Callable[[Entry], Awaitable[None]] | None = None,
     ) -> None:
         self._link = link
         self._bucket = bucket
         self._on_entry = on_entry
+        self._on_reset = on_reset or on_entry
         self._compare_every_s = compare_every_s
         self._known: dict[str, Entry] = {}
 
@@ -104,9 +110,11 @@ class Watch:
                 if known is None or known.value is None:
                     continue
                 entry = (await buckets.read(self._link, self._bucket, key)).entry
-            if known is None or entry.revision != known.revision:
-                self._known[key] = entry
+            self._known[key] = entry
+            if known is None or entry.revision > known.revision:
                 await self._on_entry(entry)
+            elif entry.revision < known.revision:
+                await self._on_reset(entry)
 
 
 def _entry(update: KeyValue.Entry) -> Entry:
