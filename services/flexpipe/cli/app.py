@@ -238,11 +238,12 @@ def run_service(
 def up(
     *,
     engine: Annotated[str, typer.Option(help="sglang or emulated.")] = "sglang",
+    port: Annotated[int, typer.Option(help="The router's port.", min=1, max=65_535)] = 8000,
 ) -> None:
     """Embedded NATS and all services on this machine, until interrupted."""
     from flexpipe.cli.embedded import run_up  # noqa: PLC0415
 
-    _run(run_up(engine, console))
+    _run(run_up(engine, console, port=port))
 
 
 @app.command()

@@ -1,7 +1,6 @@
-"""Where the command line finds a running FlexPipe: the environment, or the file that `flexpipe up` leaves.
+"""Where the command line finds a running FlexPipe: the environment, or the folder of an embedded instance.
 
-The file lies in `$FLEXPIPE_HOME` (default `var/flexpipe`) and is readable by its owner alone: it holds the operator's
-password on the bus.
+An embedded instance (`flexpipe up`, the demo) lies in `$FLEXPIPE_HOME`, default `var/flexpipe`.
 """
 
 from __future__ import annotations
@@ -11,65 +10,32 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from flexpipe.bus.connection import Bus, connect
+from flexpipe.bus.server import settings_from
 from flexpipe.bus.settings import BusSettings
-from flexpipe.kernel.errors import Unavailable
-from flexpipe.kernel.frozen import Frozen
+from flexpipe.kernel.errors import InvalidInput, Unavailable
 
-FILE = "context.json"
 OPERATOR = "operator"
-CONNECT_LIMIT_S = 5.0
-
-
-class Context(Frozen):
-    """What `flexpipe up` says about itself."""
-
-    bus_url: str
-    user: str
-    password: str
-    router_url: str
+CONNECT_LIMIT_S = 3.0
 
 
 def home() -> Path:
-    """The folder of the running instance."""
+    """The folder of the embedded instance."""
     return Path(os.environ.get("FLEXPIPE_HOME", "var/flexpipe")).absolute()
-
-
-def write_context(folder: Path, context: Context) -> None:
-    """Leave the file, readable by its owner alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
-    path.touch(mode=0o600)
-    path.write_text(context.model_dump_json(indent=2))
-
-
-def read_context() -> Context | None:
-    """The file's content, or None where nothing runs here."""
-    try:
-        return Context.model_validate_json((home() / FILE).read_text())
-    except (OSError, ValidationError):
-        return None
 
 
 def bus_settings() -> BusSettings:
     """The operator's settings. Raises Unavailable, with what to do, where there are none."""
     if os.environ.get("FLEXPIPE_BUS_URL"):
         return BusSettings()
-    context = read_context()
-    if context is None:
+    try:
+        settings = settings_from(home() / "bus", OPERATOR)
+    except InvalidInput as error:
         raise Unavailable(
-            f"nothing runs in {home()}: start it with `make up` (or set FLEXPIPE_BUS_URL, _USER and _PASSWORD)"
-        )
-    return BusSettings.model_validate(
-        {
-            "url": context.bus_url,
-            "user": context.user,
-            "password": context.password,
-            "connect_limit_s": CONNECT_LIMIT_S,
-        }
-    )
+            f"nothing runs in {home()}: start it with `make up`, or set FLEXPIPE_BUS_URL, FLEXPIPE_BUS_USER and "
+            "FLEXPIPE_BUS_PASSWORD"
+        ) from error
+    return settings.model_copy(update={"connect_limit_s": CONNECT_LIMIT_S})
 
 
 @asynccontextmanager

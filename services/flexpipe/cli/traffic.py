@@ -69,16 +69,23 @@ class Answer:
 async def ask(client: httpx.AsyncClient, model: str, question: Question) -> Answer:
     """One stream from its request to its end. Never raises for what the service did: the answer says it."""
     answer = Answer(question)
+    await fill(answer, client, model)
+    return answer
+
+
+async def fill(answer: Answer, client: httpx.AsyncClient, model: str) -> None:
+    """Ask the answer's question and fill it in as it comes."""
+    body = answer.question.body(model)
     try:
         async with client.stream(
-            "POST", "/v1/chat/completions", json=question.body(model), timeout=SILENCE_LIMIT_S
+            "POST", "/v1/chat/completions", json=body, timeout=SILENCE_LIMIT_S
         ) as response:
             answer.sequence = response.headers.get(SEQUENCE_HEADER, "")
             if response.status_code != httpx.codes.OK:
                 answer.error = (
                     f"HTTP {response.status_code}: {(await response.aread()).decode()[:300]}"
                 )
-                return answer
+                return
             last_s = time.monotonic()
             async for line in response.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
@@ -89,7 +96,6 @@ async def ask(client: httpx.AsyncClient, model: str, question: Question) -> Answ
                 _take(answer, json.loads(line.removeprefix("data: ")))
     except (httpx.HTTPError, ValueError) as error:
         answer.error = f"{type(error).__name__}: {error}"
-    return answer
 
 
 def _take(answer: Answer, chunk: dict[str, Any]) -> None:
@@ -117,8 +123,18 @@ class Traffic:
         self._width = width
         self._lanes: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._open: dict[int, Answer] = {}
         self.answers: list[Answer] = []
-        self.in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Streams that are open."""
+        return len(self._open)
+
+    @property
+    def flowing(self) -> int:
+        """Open streams that have brought tokens."""
+        return sum(1 for answer in self._open.values() if answer.text)
 
     async def start(self) -> None:
         """Open the streams; every lane starts with a question of its own."""
@@ -144,11 +160,11 @@ class Traffic:
         while not self._stopping:
             question = self._questions[turn % len(self._questions)]
             turn += self._width
-            self.in_flight += 1
+            answer = self._open[index] = Answer(question)
             try:
-                answer = await ask(self._client, self._model, question)
+                await fill(answer, self._client, self._model)
             finally:
-                self.in_flight -= 1
+                del self._open[index]
             self.answers.append(answer)
             if answer.error is not None:
                 await asyncio.sleep(1.0)  # a service that refuses is not helped by a hot loop

@@ -1,0 +1,220 @@
+"""`flexpipe demo`: serve, keep streams in flight, shift from one device to a pipeline of two and back, and account for
+every stream.
+
+Exits 0 only if nothing was lost or doubled and every text is the one of an unshifted run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.status import Status
+
+from flexpipe.bus.connection import Bus, connect
+from flexpipe.cli import looking, ordering
+from flexpipe.cli.account import Account, ShiftAccount, show
+from flexpipe.cli.context import home
+from flexpipe.cli.declare import read_deployment
+from flexpipe.cli.embedded import EXAMPLES, Embedded, Layout, device_kind, embedded
+from flexpipe.cli.judging import Judge
+from flexpipe.cli.models import ensure_model
+from flexpipe.cli.traffic import Answer, Question, Traffic, ask
+from flexpipe.events import shift as shift_events
+from flexpipe.events.message import Message
+from flexpipe.kernel.errors import Unavailable
+from flexpipe.model.deployment import Deployment
+from flexpipe.model.shift import Phase, ShiftRecord
+
+STREAMS = 7
+"""In flight all the time: one more than what must be shown, so that one may be between two questions."""
+FLOWING_LIMIT_S = 60.0
+TRAFFIC_LIMIT_S = 180.0
+CLOSE_LIMIT_S = 60.0
+TARGETS = ("pp2", "tp1")
+MODELS = {"sglang": "smollm2", "emulated": "emulated"}
+TOKENS = {"sglang": 160, "emulated": 300}
+
+QUESTIONS = (
+    "Explain in detail how a steam engine works.",
+    "Write a long story about a lighthouse keeper and the sea.",
+    "Describe the water cycle step by step.",
+    "What should a small town do to prepare for a flood?",
+    "Tell me how bread is made, from the field to the table.",
+    "Write a letter from a sailor to a friend at home.",
+    "Explain why the seasons change, to a curious child.",
+)
+
+
+@dataclass(slots=True)
+class _Show:
+    """Progress for people; silent where the answer is for a program."""
+
+    console: Console
+    status: Status
+
+    def step(self, text: str) -> None:
+        """What is going on now."""
+        self.status.update(text)
+        self.console.print(f"[dim]·[/] {text}", highlight=False)
+
+    def tell(self, message: Message) -> None:
+        """An event of the shift that is being waited for."""
+        match message:
+            case shift_events.ShiftPhaseChanged():
+                self.status.update(f"shift {message.shift}: {message.phase}")
+            case shift_events.ShiftCompleted():
+                self.console.print(
+                    f"[green]✓[/] shift {message.shift} committed after {message.duration_s:.1f} s",
+                    highlight=False,
+                )
+            case shift_events.ShiftRolledBack() | shift_events.ShiftAbandoned():
+                self.console.print(
+                    f"[red]✗[/] shift {message.shift}: {message.reason}", highlight=False
+                )
+            case _:
+                pass
+
+
+async def run_demo(engine: str, console: Console, *, as_json: bool) -> int:
+    """The whole story; the exit code. An interrupt ends it and leaves nothing running."""
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    for which in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(which, lambda: task.cancel() if task else None)
+    progress = Console(stderr=True) if as_json else console
+    try:
+        with progress.status("starting") as status:
+            account = await _tell_story(engine, _Show(progress, status))
+    except asyncio.CancelledError:
+        progress.print("interrupted; everything is stopped")
+        return 130
+    if as_json:
+        print(json.dumps(account.document(), allow_nan=False))
+    else:
+        show(account, console)
+    return 0 if account.passed else 1
+
+
+async def _tell_story(engine: str, view: _Show) -> Account:
+    kind = device_kind(engine)
+    view.step(f"model folder for {engine}")
+    await ensure_model(MODELS[engine])
+    deployment = read_deployment(Path(EXAMPLES[engine]))
+    layout = Layout(folder=home(), device_kind=kind)
+    async with embedded(layout, view.step) as instance, _operator(instance) as bus:
+        first = await _first_start(bus, deployment, view)
+        questions = [Question(text, TOKENS[engine]) for text in QUESTIONS]
+        shifts, answers = await _shift_under_load(bus, instance, deployment, questions, view)
+        view.step("the unshifted run of the same questions")
+        unshifted = await _ask_all(instance.router_url, deployment.model.name, questions)
+        view.step("judging every stream")
+        (entry,) = [
+            each for each in await looking.read_routes(bus) if each.deployment == deployment.name
+        ]
+        async with httpx.AsyncClient(trust_env=False) as http:
+            judgements = await Judge(http, entry).judge(answers, unshifted)
+        spans = await looking.read_spans(bus, shifts[0].record.order.trace_id)
+    return Account(engine, first, tuple(shifts), tuple(judgements), spans)
+
+
+@asynccontextmanager
+async def _operator(instance: Embedded) -> AsyncIterator[Bus]:
+    async with connect(instance.operator, service="operator", name="demo") as bus:
+        yield bus
+
+
+async def _first_start(bus: Bus, deployment: Deployment, view: _Show) -> ShiftRecord:
+    view.step(
+        f"deploying {deployment.name} as one {deployment.baseline} plan (the engine starts cold)"
+    )
+    await ordering.store_deployment(bus, deployment)
+    gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
+    told = await ordering.order_shift(
+        bus, deployment.name, gear, "first start", view.tell, wait_s=_limit_s(deployment)
+    )
+    if not isinstance(told, shift_events.ShiftCompleted):
+        raise Unavailable(f"{deployment.name} could not be started: {_reason(told)}")
+    return await _closed_record(bus, deployment.name, told.shift)
+
+
+async def _shift_under_load(
+    bus: Bus, instance: Embedded, deployment: Deployment, questions: list[Question], view: _Show
+) -> tuple[list[ShiftAccount], list[Answer]]:
+    traffic = Traffic(instance.router_url, deployment.model.name, questions, STREAMS)
+    shifts = []
+    await traffic.start()
+    try:
+        for words in TARGETS:
+            await _until_flowing(traffic, view)
+            view.step(f"shifting to {words} under {traffic.in_flight} running streams")
+            gear = await ordering.resolve(bus, deployment.name, words)
+            in_flight = 0
+
+            def tell(message: Message) -> None:
+                nonlocal in_flight
+                if (
+                    isinstance(message, shift_events.ShiftPhaseChanged)
+                    and message.phase is Phase.COMMITTING
+                ):
+                    in_flight = traffic.in_flight
+                view.tell(message)
+
+            told = await ordering.order_shift(
+                bus, deployment.name, gear, f"demo: to {words}", tell, wait_s=_limit_s(deployment)
+            )
+            if not isinstance(told, shift_events.ShiftCompleted):
+                raise Unavailable(
+                    f"the shift to {words} ended as {type(told).__name__}: {_reason(told)}"
+                )
+            view.step(f"waiting until the old plan of shift {told.shift} has gone")
+            record = await _closed_record(bus, deployment.name, told.shift)
+            shifts.append(ShiftAccount(record, in_flight))
+        view.step("letting the last streams end")
+        return shifts, await traffic.finish(TRAFFIC_LIMIT_S)
+    except BaseException:
+        await traffic.abort()
+        raise
+
+
+async def _until_flowing(traffic: Traffic, view: _Show) -> None:
+    """Every stream has brought tokens: what is shifted now is generation, not waiting."""
+    view.step(f"{STREAMS} chat streams: waiting until all bring tokens")
+    async with asyncio.timeout(FLOWING_LIMIT_S):
+        while traffic.flowing < STREAMS:  # noqa: ASYNC110 - a handful of looks a second, at most a minute
+            await asyncio.sleep(0.05)
+
+
+async def _ask_all(url: str, model: str, questions: list[Question]) -> dict[Question, Answer]:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        answers = await asyncio.gather(*(ask(client, model, question) for question in questions))
+    broken = next((answer.error for answer in answers if not answer.whole), None)
+    if broken is not None:
+        raise Unavailable(f"the unshifted run itself broke: {broken}")
+    return {answer.question: answer for answer in answers}
+
+
+async def _closed_record(bus: Bus, deployment: str, number: int) -> ShiftRecord:
+    """The record once it is closed: old engines gone, memory seen free, reservations released."""
+    async with asyncio.timeout(CLOSE_LIMIT_S + TRAFFIC_LIMIT_S):
+        while True:
+            record = await looking.read_shift(bus, number, deployment)
+            if record.phase is Phase.CLOSED:
+                return record
+            await asyncio.sleep(0.1)
+
+
+def _limit_s(deployment: Deployment) -> float:
+    policy = deployment.policy
+    return policy.engine_start_limit_s * 2 + policy.hand_over_limit_s * 3 + CLOSE_LIMIT_S
+
+
+def _reason(told: Message) -> str:
+    return str(getattr(told, "reason", "no reason given"))
