@@ -85,6 +85,7 @@ class Bench:
     wake_at_s: float | None = None
     fed: int = 0
     revision: int = 0
+    rival: bool = False  # somebody else writes our key before each of our writes
 
     def feed(self, event: Input) -> list[Effect]:
         """One input and the outcomes of the writes it led to; gives the effects in order."""
@@ -97,6 +98,7 @@ class Bench:
         return gathered
 
     def write(self, put: Put) -> Stored:
+        self.revision += self.rival
         if put.expected == self.revision:
             self.revision += 1
             outcome, value = "written", put.value

@@ -187,8 +187,7 @@ def test_a_worker_declares_its_devices_even_over_what_one_before_it_left() -> No
 
 
 def test_two_workers_of_one_name_are_found_out() -> None:
-    worker = Bench(Worker(node()))
-    worker.write = lambda put: Bench.write(worker, put.model_copy(update={"expected": -1}))
+    worker = Bench(Worker(node()), rival=True)
     with pytest.raises(BrokenInvariant, match="another worker writes the key node-a"):
         worker.open()
 
