@@ -25,7 +25,8 @@ WARM_NEW_TOKENS: Final = 6
 LOWEST_WARM_ID: Final = 64
 """Ids below are specials in most vocabularies, and a stray end-of-text proves nothing."""
 
-DEFAULT_VOCAB: Final = 512
+DEFAULT_VOCAB: Final = 256
+"""Where the model's facts are not known: every vocabulary has the bytes."""
 
 
 def start(turn: Turn, order: StartPlan, command: Command) -> None:
