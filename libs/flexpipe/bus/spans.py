@@ -1,6 +1,7 @@
 """Keeps finished spans on the bus, for `flexpipe trace` where no tracing backend is.
 
-Given to a shell as its `spans` beside the OTLP exporter. Never in the way: a full queue drops the newest span.
+Given to a shell as its `spans`; passes each span on to the OTLP exporter. Never in the way: a full queue drops the
+newest span.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from types import TracebackType
 
 from flexpipe.bus.connection import Bus
@@ -24,15 +26,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class SpanLog:
-    """`async with SpanLog(bus) as log`: call it with spans; what waits at the end is still sent, within a limit."""
+    """`async with SpanLog(bus, also=otlp) as log`: call it with spans; at the end what waits is still sent."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, also: Callable[[Span], None]) -> None:
         self._bus = bus
+        self._also = also
         self._queue: asyncio.Queue[Span] = asyncio.Queue(QUEUE_BOUND)
         self._sender: asyncio.Task[None] | None = None
 
     def __call__(self, span: Span) -> None:
         """Take one span; never blocks, never raises."""
+        self._also(span)
         try:
             self._queue.put_nowait(span)
         except asyncio.QueueFull:

@@ -9,6 +9,7 @@ import uuid
 from typing import Final
 
 from flexpipe.bus import Bus, BusSettings, Hearing, MachineShell, connect
+from flexpipe.bus.spans import SpanLog
 from flexpipe.engines.client import engine_http
 from flexpipe.events.route import MoveSequences, RouterSeat
 from flexpipe.kernel.errors import Unavailable
@@ -42,12 +43,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     Raises Unavailable where the bus cannot be reached at the start or the port is taken, BrokenInvariant where the
     machine must not go on.
     """
-    spans = OtlpSpans("router")
+    otlp = OtlpSpans("router")
     meters = Meters("flexpipe_router_")
     try:
         async with (
             connect(BusSettings(), service="router", name=settings.name) as bus,
             engine_http() as http,
+            SpanLog(bus, also=otlp) as spans,
         ):
             await bus.echo(ECHO_LIMIT_S)
             desk = Desk(
@@ -76,7 +78,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 await _serve_http(settings, stop, desk, shell)
             await _leave_seat(bus, settings)
     finally:
-        spans.close()
+        await asyncio.to_thread(otlp.close)
 
 
 async def _serve_http(

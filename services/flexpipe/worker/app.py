@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,6 @@ from flexpipe.events.plan import (
 from flexpipe.hosting.inputs import Closing, Opened
 from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.errors import Unavailable
-from flexpipe.kernel.machine import Span
 from flexpipe.telemetry.health import Readiness, serving_health
 from flexpipe.telemetry.tracing import OtlpSpans
 from flexpipe.worker.files import owned
@@ -62,12 +60,14 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 async def _run(settings: Settings, stop: asyncio.Event, processes: Processes) -> None:
     memory_file = settings.state_dir / MEMORY_FILE
+    otlp = OtlpSpans("worker")
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, otlp.close)
         bus = await stack.enter_async_context(
             connect(settings.bus, service="worker", name=settings.node)
         )
         http = await stack.enter_async_context(engine_http())
-        spans = await stack.enter_async_context(_spans(bus))
+        spans = await stack.enter_async_context(SpanLog(bus, also=otlp))
         hands = await stack.enter_async_context(
             Hands(processes, http, settings.python, memory_file)
         )
@@ -108,28 +108,6 @@ def _readiness(bus: Bus, stop: asyncio.Event) -> Readiness:
         await bus.echo()
 
     return ready
-
-
-@asynccontextmanager
-async def _spans(bus: Bus) -> AsyncIterator[_BothSinks]:
-    otlp = OtlpSpans("worker")
-    try:
-        async with SpanLog(bus) as log:
-            yield _BothSinks(otlp, log)
-    finally:
-        await asyncio.to_thread(otlp.close)
-
-
-class _BothSinks:
-    """Spans go to the tracing backend, where one is named, and to the bus."""
-
-    def __init__(self, otlp: OtlpSpans, log: SpanLog) -> None:
-        self._otlp = otlp
-        self._log = log
-
-    def __call__(self, span: Span) -> None:
-        self._otlp(span)
-        self._log(span)
 
 
 def _read(path: Path) -> str | None:

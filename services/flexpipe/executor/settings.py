@@ -1,0 +1,24 @@
+"""What one executor is told at its start: environment, prefix `FLEXPIPE_EXECUTOR_`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from flexpipe.bus import BusSettings
+from flexpipe.model.names import Name
+
+
+class Settings(BaseSettings):
+    """One executor."""
+
+    model_config = SettingsConfigDict(env_prefix="FLEXPIPE_EXECUTOR_", frozen=True, extra="ignore")
+
+    name: Name = "executor"
+    http_host: str = "127.0.0.1"
+    http_port: Annotated[int, Field(ge=0, le=65_535)] = (
+        0  # /health, /ready, /metrics; 0: not served
+    )
+    bus: BusSettings = Field(default_factory=BusSettings)
