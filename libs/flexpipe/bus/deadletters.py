@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flexpipe.bus.reading import read_stream
 from flexpipe.events.catalog import ROOT, Lane
 from flexpipe.kernel.errors import Unavailable
-from flexpipe.kernel.frozen import digest
+from flexpipe.kernel.frozen import Frozen, digest
 from flexpipe.kernel.ids import derived_id
 
 if TYPE_CHECKING:
@@ -28,6 +29,36 @@ REASON_LETTERS = 500
 def letters_subject(service: str, name: str) -> str:
     """Where the dead letters of one shell lie."""
     return f"{ROOT}.{Lane.DEAD}.letter.{service}.{name}"
+
+
+class DeadLetter(Frozen):
+    """One message that nobody will be fed, and why. `body` is as much of it as is text."""
+
+    service: str
+    name: str
+    subject: str
+    message_id: str
+    reason: str
+    body: str
+
+
+async def read_dead_letters(
+    bus: Bus, service: str = "*", name: str = "*"
+) -> tuple[DeadLetter, ...]:
+    """Dead letters of shells, oldest first. Raises Unavailable."""
+    letters: list[DeadLetter] = []
+    async for stored in read_stream(bus.main, STREAM, letters_subject(service, name)):
+        *_, its_service, its_name = stored.subject.split(".")
+        letter = DeadLetter(
+            service=its_service,
+            name=its_name,
+            subject=stored.headers.get(WAS_SUBJECT, ""),
+            message_id=stored.headers.get(WAS_ID, ""),
+            reason=stored.headers.get(REASON, ""),
+            body=stored.body.decode(errors="backslashreplace"),
+        )
+        letters.append(letter)
+    return tuple(letters)
 
 
 class DeadLetters:

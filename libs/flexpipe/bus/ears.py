@@ -1,7 +1,7 @@
 """The ears of a shell: FastStream subscribers on durable pull consumers, one a stream, one message at a time.
 
 One consumer a stream keeps the order across message classes. Acks are manual, after handling: a message that a process
-did not live to handle comes again. A consumer that has gone deaf (messages pending, nobody waiting) is mounted anew.
+did not live to handle comes again. A consumer gone deaf (owed messages, nobody asks for them) is mounted anew.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ class Ear:
     async def open(self) -> None:
         """Declare the consumer, let it deliver at once what the last process left unacked, and mount the handler."""
         await self._declare()
-        try:
-            await self._link.jetstream.reset_consumer(self._stream, self._durable)
-        except (nats.errors.Error, JetStreamError) as error:
-            LOG.info("%s: unacked messages come after %d s: %s", self._durable, ACK_WAIT_S, error)
+        await self._reclaim()
         self._subscriber = self._link.broker.subscriber(
             stream=JStream(self._stream, declare=False),
             durable=self._durable,
@@ -93,7 +90,8 @@ class Ear:
                 continue
             try:
                 info = await self._link.jetstream.consumer_info(self._stream, self._durable)
-                is_deaf = bool(info.num_pending) and not info.num_waiting and not self._busy
+                is_owed = bool(info.num_pending or info.num_ack_pending)
+                is_deaf = is_owed and not info.num_waiting and not self._busy
             except NotFoundError:
                 await self._declare()
                 is_deaf = True
@@ -104,6 +102,7 @@ class Ear:
             if deaf_looks >= 2:
                 LOG.warning("%s has gone deaf: mounted anew", self._durable)
                 await self.close()
+                await self._reclaim()
                 await self._subscriber.start()
                 deaf_looks = 0
 
@@ -117,6 +116,13 @@ class Ear:
         if present is None or _filters_of(present.config) != self._filters:
             config = consumer_config(self._durable, self._filters)
             await jetstream.add_consumer(self._stream, config=config)
+
+    async def _reclaim(self) -> None:
+        """Have what was delivered and never acked delivered again, at once rather than when its time is up."""
+        try:
+            await self._link.jetstream.reset_consumer(self._stream, self._durable)
+        except (nats.errors.Error, JetStreamError) as error:
+            LOG.info("%s: unacked messages come after %d s: %s", self._durable, ACK_WAIT_S, error)
 
     async def _take(self, message: NatsMessage) -> None:
         self._busy += 1

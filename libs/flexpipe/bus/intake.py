@@ -40,14 +40,17 @@ class Intake:
         self._urgent: deque[Waiting] = deque()
         self._usual: deque[Waiting] = deque()
         self._changed = asyncio.Event()
+        self._closed: Exception | None = None
         self._room = asyncio.Condition()
 
     async def put(self, event: Input, *, urgent: bool = False) -> asyncio.Future[Verdict]:
-        """Queue an input, waiting for room; the future tells what became of it."""
+        """Queue an input, waiting for room; the future tells what became of it. Raises what it was closed with."""
         queue = self._urgent if urgent else self._usual
         async with self._room:
-            while len(queue) >= self._bound:
+            while len(queue) >= self._bound and self._closed is None:
                 await self._room.wait()
+            if self._closed is not None:
+                raise self._closed
             waiting = Waiting(event)
             queue.append(waiting)
         self._changed.set()
@@ -63,15 +66,14 @@ class Intake:
             self._room.notify_all()
         return waiting
 
-    def wake(self) -> None:
-        """Make `take`'s caller look again (used through `changed`)."""
-        self._changed.set()
-
-    def close(self, error: BaseException) -> None:
-        """Tell everybody who waits that nothing will be handled any more."""
-        for waiting in (*self._urgent, *self._usual):
-            if not waiting.done.done():
-                waiting.done.set_exception(error)
-                waiting.done.exception()  # nobody may be waiting: not worth a warning
-        self._urgent.clear()
-        self._usual.clear()
+    async def close(self, error: Exception) -> None:
+        """Tell everybody who waits, and who comes later, that nothing will be handled any more."""
+        async with self._room:
+            self._closed = error
+            for waiting in (*self._urgent, *self._usual):
+                if not waiting.done.done():
+                    waiting.done.set_exception(error)
+                    waiting.done.exception()  # nobody may be waiting: not worth a warning
+            self._urgent.clear()
+            self._usual.clear()
+            self._room.notify_all()

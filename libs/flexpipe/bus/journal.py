@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import nats.errors
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pydantic import Field
 
 from flexpipe.bus import buckets
+from flexpipe.bus.reading import read_stream
 from flexpipe.events.catalog import ROOT, Lane
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.frozen import Frozen, canonical_json, digest
@@ -31,8 +30,6 @@ STREAM = "FLEXPIPE_INPUT"
 PART = "Flexpipe-Part"
 PART_BYTES = 512 * 1024
 """Half of NATS's max_payload: headers and growth never reach it."""
-READ_BATCH = 64
-READ_LIMIT_S = 5.0
 
 
 class Begin(Frozen):
@@ -74,6 +71,7 @@ class Kept(Frozen):
     n: int
     journal_sequence: int = Field(ge=0)  # of the last journal message before it
     machine: str
+    taken: tuple[str, ...] = ()  # ids of its last messages, oldest first
 
 
 def event_of(kind: str, value: dict[str, object]) -> Input:
@@ -142,35 +140,14 @@ async def read_journal(
     bus: Bus, service: str, name: str, *, after_sequence: int = 0
 ) -> AsyncIterator[str]:
     """Lines of a machine's journal, oldest first, up to what is stored now. Raises Unavailable."""
-    subject = subject_of(service, name)
-    info = await bus.main.api(f"STREAM.INFO.{STREAM}", {"subjects_filter": subject})
-    if not (info["state"].get("subjects") or {}).get(subject):
-        return
-    config = ConsumerConfig(
-        ack_policy=AckPolicy.NONE,
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=after_sequence + 1,
-        filter_subjects=[subject],
-        inactive_threshold=60,
-        mem_storage=True,
-    )
-    subscription = await bus.main.jetstream.pull_subscribe("", stream=STREAM, config=config)
-    try:
-        pending = (await subscription.consumer_info()).num_pending or 0
-        text = b""
-        while pending:
-            for message in await subscription.fetch(min(pending, READ_BATCH), timeout=READ_LIMIT_S):
-                pending -= 1
-                text += message.data
-                index, _, parts = (message.headers or {}).get(PART, "1/1").partition("/")
-                if index == parts:
-                    for line in text.decode().splitlines():
-                        yield line
-                    text = b""
-    except nats.errors.TimeoutError as error:
-        raise InvalidInput(subject, pending, "the journal ends early; read it again") from error
-    finally:
-        await subscription.unsubscribe()
+    text = b""
+    stored = read_stream(bus.main, STREAM, subject_of(service, name), after_sequence=after_sequence)
+    async for message in stored:
+        index, _, parts = message.headers.get(PART, "1/1").partition("/")
+        text = message.body if index == "1" else text + message.body
+        if index == parts:
+            for line in text.decode().splitlines():
+                yield line
 
 
 async def write_journal_file(bus: Bus, service: str, name: str, path: Path) -> int:

@@ -113,7 +113,9 @@ class Link:
                 self.generation += 1
                 self._up.set()
         except (OSError, nats.errors.Error) as error:
-            raise Unavailable(f"NATS at {self._settings.url}: {error}") from error
+            await self._on_error(error)
+            if not self._turned_away.done():
+                raise Unavailable(f"NATS at {self._settings.url}: {error}") from error
         finally:
             if not self._up.is_set():
                 self._closing = True
@@ -226,7 +228,7 @@ class Link:
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error)
-        if isinstance(error, nats.errors.AuthorizationError) and not self._turned_away.done():
+        if "authorization violation" in text.lower() and not self._turned_away.done():
             self._turned_away.set_result(None)
         if "permissions violation" in text:
             subject = text.split('"')[1] if '"' in text else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING
 
 from flexpipe.bus import journal
@@ -29,6 +30,10 @@ SNAPSHOT_BYTES = 900 * 1024
 """A larger snapshot does not fit a bucket's value; the last one that did, and the journal behind it, stay in force."""
 
 
+TAKEN_BOUND = 256
+"""Message ids in a snapshot: only those whose ack may have been lost matter, a handful."""
+
+
 class MachineMemory:
     """The machine with its journal. Not `is_kept`: just the machine."""
 
@@ -46,6 +51,7 @@ class MachineMemory:
         self._base = ""  # the machine after input `n − len(self._since)`
         self._since: list[tuple[float, Input]] = []
         self._revision = 0
+        self._taken: deque[str] = deque(maxlen=TAKEN_BOUND)
         self.outbox: Outbox | None = None
 
     async def begin(self, now_s: float, *, resume: bool) -> tuple[str, ...]:
@@ -57,10 +63,9 @@ class MachineMemory:
                 )
             return ()
         kept, self._revision = await journal.read_kept(self._bus, self._service, self._name)
-        taken: list[str] = []
         is_restored = resume and kept is not None
         if is_restored and kept is not None:
-            taken = await self._restore(kept)
+            await self._restore(kept)
         self._base = self._machine.snapshot()
         first = Begin(
             run=self._run,
@@ -71,7 +76,7 @@ class MachineMemory:
         )
         await self._put(Line(first.canonical_json()))
         await self._put_snapshot()
-        return tuple(taken)
+        return tuple(self._taken)
 
     async def feed(self, now_s: float, event: Input) -> Effects:
         """Let the machine decide; its journal line goes out before whatever the caller does with the effects."""
@@ -84,6 +89,8 @@ class MachineMemory:
             raise
         self._n += 1
         self._since.append((now_s, event))
+        if isinstance(event, Delivered):
+            self._taken.append(event.message_id)
         await self._put_line(now_s, event, journal.effects_digest(effects))
         if len(self._since) >= SNAPSHOT_EVERY:
             await self.keep()
@@ -131,9 +138,9 @@ class MachineMemory:
                 return
             LOG.warning("another %s %s wrote a snapshot", self._service, self._name)
 
-    async def _restore(self, kept: Kept) -> list[str]:
+    async def _restore(self, kept: Kept) -> None:
         self._machine.restore(kept.machine)
-        taken: list[str] = []
+        self._taken.extend(kept.taken)
         n = kept.n
         lines = journal.read_journal(
             self._bus, self._service, self._name, after_sequence=kept.journal_sequence
@@ -148,8 +155,7 @@ class MachineMemory:
             event = line.event()
             self._machine.handle(line.now_s, event)
             if isinstance(event, Delivered):
-                taken.append(event.message_id)
-        return taken
+                self._taken.append(event.message_id)
 
     async def _put_line(self, now_s: float, event: Input, effects: str) -> None:
         line = Fed(
@@ -163,7 +169,13 @@ class MachineMemory:
         await self._put(Line(line.canonical_json()))
 
     async def _put_snapshot(self) -> None:
-        kept = Kept(run=self._run, n=self._n, journal_sequence=0, machine=self._base)
+        kept = Kept(
+            run=self._run,
+            n=self._n,
+            journal_sequence=0,
+            machine=self._base,
+            taken=tuple(self._taken),
+        )
         await self._put(Snapshot(canonical_json(kept.model_dump(mode="json"))))
 
     async def _put(self, item: Line | Snapshot) -> None:

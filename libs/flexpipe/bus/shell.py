@@ -58,6 +58,7 @@ SEEN_BOUND = 4096
 NAK_WAIT_S = 0.2
 FLUSH_LIMIT_S = 5.0
 """A stopping shell waits this long for its outbox; what did not leave was not acked and comes again."""
+CANCEL_AGAIN_S = 0.2
 STORED_LIMIT = 1000
 """Writes answered by writes without any other input between: more is a machine that argues with itself."""
 
@@ -70,6 +71,15 @@ class MachineCrash(BrokenInvariant):
 
 def _place(entry: Entry) -> tuple[str, str]:
     return entry.bucket, entry.key
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel until they are gone: up to Python 3.11 `wait_for`, which nats-py uses, can swallow a cancellation."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 async def _perform_nothing(effect: Effect) -> None:
@@ -222,11 +232,10 @@ class MachineShell:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._intake.close(Unavailable(f"{self._durable} has stopped"))
+        await _cancelled(self._running)
+        await self._intake.close(Unavailable(f"{self._durable} has stopped"))
         for ear in self._ears:
             await ear.close()
-        for task in self._running:
-            task.cancel()
         try:
             await tasks.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:

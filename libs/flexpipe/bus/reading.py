@@ -1,0 +1,60 @@
+"""Reads what a stream holds now on one subject, oldest first. For journals and dead letters; acks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import nats.errors
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from flexpipe.bus.link import Link
+from flexpipe.kernel.errors import Unavailable
+
+BATCH = 64
+ANSWER_LIMIT_S = 5.0
+KEPT_S = 60
+"""The server forgets a reader's consumer this long after it left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One message as it lies on the stream."""
+
+    subject: str
+    sequence: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def read_stream(
+    link: Link, stream: str, subject: str, *, after_sequence: int = 0
+) -> AsyncIterator[Stored]:
+    """Messages behind a sequence, up to what is stored when this starts. Raises Unavailable."""
+    config = ConsumerConfig(
+        ack_policy=AckPolicy.NONE,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=after_sequence + 1,
+        filter_subjects=[subject],
+        inactive_threshold=KEPT_S,
+        mem_storage=True,
+    )
+    try:
+        subscription = await link.jetstream.pull_subscribe("", stream=stream, config=config)
+        try:
+            pending = (await subscription.consumer_info()).num_pending or 0
+            while pending > 0:
+                for message in await subscription.fetch(
+                    min(pending, BATCH), timeout=ANSWER_LIMIT_S
+                ):
+                    pending -= 1
+                    yield Stored(
+                        subject=message.subject,
+                        sequence=message.metadata.sequence.stream,
+                        headers=dict(message.headers or {}),
+                        body=message.data,
+                    )
+        finally:
+            await subscription.unsubscribe()
+    except nats.errors.Error as error:
+        raise Unavailable(f"{subject}: {error or 'no answer'}") from error
