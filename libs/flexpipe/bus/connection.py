@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
@@ -181,7 +180,7 @@ async def _deliveries(
     while True:
         try:
             messages = await subscription.fetch(LISTEN_BATCH, timeout=LISTEN_PULL_S)
-        except nats.errors.TimeoutError:
+        except TimeoutError:  # nats-py raises its own kind or asyncio's plain one
             continue
         for message in messages:
             with contextlib.suppress(InvalidInput):

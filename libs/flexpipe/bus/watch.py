@@ -81,7 +81,7 @@ class Watch:
             while generation == self._link.generation:
                 try:
                     update = await watcher.updates(timeout=LOOK_EVERY_S)  # type: ignore[no-untyped-call]
-                except nats.errors.TimeoutError:
+                except TimeoutError:  # nats-py raises its own kind or asyncio's plain one
                     update = None
                     quiet_s += LOOK_EVERY_S
                 if update is not None:

@@ -154,8 +154,11 @@ async def set_device(bus: Bus, ref: DeviceRef, *, present: bool) -> None:
 async def within(wait: Awaitable[T], limit_s: float, otherwise: str) -> T:
     """Await with a limit that speaks: raises Unavailable(otherwise)."""
     try:
-        return await asyncio.wait_for(wait, limit_s)
+        async with asyncio.timeout(limit_s) as limit:
+            return await wait
     except TimeoutError as error:
+        if not limit.expired():
+            raise  # somebody else's limit: not ours to explain
         raise Unavailable(otherwise) from error
 
 
