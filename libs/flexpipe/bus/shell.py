@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
 from faststream.nats import NatsMessage
@@ -24,12 +24,14 @@ from faststream.nats import NatsMessage
 from flexpipe.bus import envelope
 from flexpipe.bus.clock import Clock
 from flexpipe.bus.connection import Bus
+from flexpipe.bus.crew import Crew
 from flexpipe.bus.deadletters import CRASHES_LIMIT, DeadLetters
 from flexpipe.bus.ears import Ear
 from flexpipe.bus.hearing import Hearing, by_stream
 from flexpipe.bus.intake import Intake, Verdict, Waiting
 from flexpipe.bus.memory import MachineMemory
 from flexpipe.bus.outbox import Outbox
+from flexpipe.bus.timer import Timer
 from flexpipe.bus.watch import COMPARE_EVERY_S, Watch
 from flexpipe.events.catalog import Lane
 from flexpipe.kernel.errors import BrokenInvariant, FlexPipeError, InvalidInput, Unavailable
@@ -58,7 +60,6 @@ SEEN_BOUND = 4096
 NAK_WAIT_S = 0.2
 FLUSH_LIMIT_S = 5.0
 """A stopping shell waits this long for its outbox; what did not leave was not acked and comes again."""
-CANCEL_AGAIN_S = 0.2
 STORED_LIMIT = 1000
 """Writes answered by writes without any other input between: more is a machine that argues with itself."""
 
@@ -71,15 +72,6 @@ class MachineCrash(BrokenInvariant):
 
 def _place(entry: Entry) -> tuple[str, str]:
     return entry.bucket, entry.key
-
-
-async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel until they are gone: up to Python 3.11 `wait_for`, which nats-py uses, can swallow a cancellation."""
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 async def _perform_nothing(effect: Effect) -> None:
@@ -129,11 +121,9 @@ class MachineShell:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._known: dict[tuple[str, str], int] = {}  # revisions fed by `Started` and `Stored`
         self._ears: list[Ear] = []
-        self._wake_at_s: float | None = None
-        self._wish = asyncio.Event()
+        self._timer = Timer(self._clock, self._wake)
         self._now_s = 0.0
-        self._tasks: asyncio.TaskGroup | None = None
-        self._running: list[asyncio.Task[None]] = []
+        self._crew = Crew()
         self._runner: asyncio.Task[None] | None = None
 
     # -- what services use ---------------------------------------------------------------------------------------
@@ -148,12 +138,11 @@ class MachineShell:
         await (await self._intake.put(event))
 
     async def __aenter__(self) -> MachineShell:
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
+        self._crew.enter()
         try:
-            await self._start(self._tasks)
+            await self._start()
         except BaseException as error:
-            await self._end(self._tasks, type(error), error, error.__traceback__)
+            await self._end(error)
             raise
         return self
 
@@ -163,16 +152,13 @@ class MachineShell:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._tasks is not None
-        if error is None:
-            await self._flush()
-        await self._end(self._tasks, kind, error, trace)
+        await self._end(error)
 
     # -- start and stop ------------------------------------------------------------------------------------------
 
-    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self) -> None:
         self._now_s = self._clock.now_s()
-        self._spawn(tasks, self._outbox.run())
+        self._crew.start(self._outbox.run())
         self._seen.update(dict.fromkeys(await self._memory.begin(self._now_s, resume=self._resume)))
         await self._dead.load()
         watches = [
@@ -189,14 +175,14 @@ class MachineShell:
         for watch in watches:
             entries.extend(await watch.first())
         started = await self._intake.put(Started(entries=tuple(entries)))
-        self._runner = self._spawn(tasks, self._run())
-        self._spawn(tasks, self._run_timer())
+        self._runner = self._crew.start(self._run())
+        self._crew.start(self._timer.run())
         await started
         for watch in watches:
-            self._spawn(tasks, watch.run())
-        await self._open_ears(tasks)
+            self._crew.start(watch.run())
+        await self._open_ears()
 
-    async def _open_ears(self, tasks: asyncio.TaskGroup) -> None:
+    async def _open_ears(self) -> None:
         for stream, hears in by_stream(self._hears).items():
             is_urgent = hears[0].lane is Lane.URGENT
             ear = Ear(
@@ -208,40 +194,27 @@ class MachineShell:
             )
             await ear.open()
             self._ears.append(ear)
-            self._spawn(tasks, ear.guard())
+            self._crew.start(ear.guard())
 
-    def _spawn(
-        self, tasks: asyncio.TaskGroup, work: Coroutine[None, None, None]
-    ) -> asyncio.Task[None]:
-        task = tasks.create_task(work)
-        self._running.append(task)
-        return task
+    async def _end(self, error: BaseException | None) -> None:
+        self._crew.begin_leaving()
+        if error is None and self._crew.failure is None:
+            await self._flush()
+        await self._crew.cancel()
+        await self._intake.close(Unavailable(f"{self._durable} has stopped"))
+        for ear in self._ears:
+            await ear.close()
+        if self._crew.failure is not None:
+            raise self._crew.failure
 
     async def _flush(self) -> None:
+        """Stop listening, let what was decided leave, keep a last snapshot."""
         for ear in self._ears:
             await ear.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_LIMIT_S):
                 await self._memory.keep()
                 await self._outbox.reached(self._outbox.mark)
-
-    async def _end(
-        self,
-        tasks: asyncio.TaskGroup,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await _cancelled(self._running)
-        await self._intake.close(Unavailable(f"{self._durable} has stopped"))
-        for ear in self._ears:
-            await ear.close()
-        try:
-            await tasks.__aexit__(kind, error, trace)
-        except BaseExceptionGroup as group:
-            own = [each for each in group.exceptions if each is not error]
-            if own:
-                raise own[0] from own[0].__cause__
 
     # -- one input at a time -------------------------------------------------------------------------------------
 
@@ -314,8 +287,7 @@ class MachineShell:
 
     async def _perform_list(self, effects: Effects) -> list[Stored]:
         if effects.wake_at_s is not None:
-            self._wake_at_s = effects.wake_at_s
-            self._wish.set()
+            self._timer.wish(effects.wake_at_s)
         outcomes: list[Stored] = []
         for effect in effects.do:
             match effect:
@@ -344,23 +316,8 @@ class MachineShell:
             except Unavailable as error:
                 LOG.warning("%s waits to write: %s", self._durable, error)
 
-    async def _run_timer(self) -> None:
-        while True:
-            self._wish.clear()
-            at_s = self._wake_at_s
-            if at_s is None:
-                await self._wish.wait()
-                continue
-            sleeping = asyncio.ensure_future(self._clock.sleep_until(at_s))
-            changed = asyncio.ensure_future(self._wish.wait())
-            try:
-                await asyncio.wait({sleeping, changed}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                sleeping.cancel()
-                changed.cancel()
-            if self._wake_at_s == at_s and sleeping.done() and not sleeping.cancelled():
-                self._wake_at_s = None
-                await (await self._intake.put(Woken(), urgent=True))
+    async def _wake(self) -> None:
+        await (await self._intake.put(Woken(), urgent=True))
 
     # -- what comes from the bus ---------------------------------------------------------------------------------
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from nats.js.api import ConsumerConfig
 
 from flexpipe.bus import BusSettings, Hearing, MachineShell, connect
 from flexpipe.bus.users import Instance
 from flexpipe.events.outgoing import publish
 from flexpipe.events.plan import EngineReady, FenceWorker
-from flexpipe.events.shift import OrderShift, ShiftRefused
+from flexpipe.events.shift import ShiftRefused
 from flexpipe.kernel.errors import Refused, Unavailable
 from flexpipe.kernel.machine import Put
 from flexpipe.model.fence import Fence
@@ -132,7 +131,7 @@ async def test_no_service_can_change_or_remove_a_stream(dial: Dial) -> None:
 async def test_a_wrong_password_is_one_line(dial: Dial) -> None:
     right = (await dial("worker")).main._settings
     wrong = BusSettings(url=right.url, user="worker", password="no", connect_limit_s=2)
-    with pytest.raises(Unavailable, match="user 'worker'|uthorization") as caught:
+    with pytest.raises(Unavailable, match="turns user 'worker' away") as caught:
         async with connect(wrong, service="worker", name="node-a"):
             pass
     assert "\n" not in str(caught.value)
@@ -144,7 +143,6 @@ async def test_a_hearing_outside_the_permissions_ends_the_start_of_a_shell(dial:
     with pytest.raises(Refused):
         async with shell:
             pass
-    assert OrderShift and ConsumerConfig
 
 
 def _other_commands(one: type) -> tuple[type, ...]:
