@@ -143,8 +143,6 @@ def left(turn: Turn, sequence: SequenceState, finish: str) -> None:
         move, sequence.move = sequence.move, None
         move.reason = f"{move.reason}; ended ({finish}) before it had moved"
         handed_over(turn, sequence, move, None, None)
-    if sequence.id in hand_over.batch:
-        hand_over.batch.remove(sequence.id)
 
 
 def wake_at_s(turn: Turn, deployment: DeploymentState) -> list[float]:
