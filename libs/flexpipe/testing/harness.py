@@ -15,7 +15,7 @@ from flexpipe.events import route as route_events
 from flexpipe.events.plan import WithdrawDevice
 from flexpipe.events.route import BatchHandedOver
 from flexpipe.events.shift import OrderShift, ShiftRefused
-from flexpipe.kernel.machine import Machine
+from flexpipe.kernel.machine import Machine, Watched
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fence import Fence
 from flexpipe.model.fleet import Node
@@ -117,8 +117,10 @@ class ShiftWorld:
         """Nothing goes wrong from now on."""
         for worker in self.workers.values():
             worker.faults.clear()
-        for router in self.routers.values():
+        for name, router in self.routers.items():
             router.faults.clear()
+            for entry in self.world.buckets.all("routes"):
+                self.world.feed(name, Watched(entry=entry))  # it looks again
 
     # -- eyes ---------------------------------------------------------------------------------------
 

@@ -81,7 +81,8 @@ class FakeRouter:
             case _:
                 assert isinstance(event, Woken) or event is not None
         self._due(now_s)
-        wishes = [at_s for at_s, _ in self._applies] + [at_s for at_s, _, _ in self._moves]
+        wishes = [at_s for at_s, _ in self._applies]
+        wishes += [at_s for at_s, _, _ in self._moves if at_s > now_s]
         wishes += [] if self._canary_at_s is None else [self._canary_at_s]
         return Effects(do=tuple(self._effects), wake_at_s=min(wishes, default=None))
 
@@ -147,6 +148,10 @@ class FakeRouter:
         if "apply-silent" in self.faults or entry.revision <= self.revisions.get(name, 0):
             return
         self.entries[name], self.revisions[name] = routed, entry.revision
+        there = {each.plan.id for each in routed.plans}
+        for stream, (deployment, plan) in sorted(self.streams.items()):
+            if deployment == name and plan not in there:
+                self.streams[stream] = (name, "")  # its engine is gone: the connection broke
         self._dispatch(routed)
         applied = RouteApplied(
             router=self.name,

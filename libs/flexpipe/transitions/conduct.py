@@ -139,7 +139,8 @@ def _renewed(
     term = case.entry.term if case.entry is not None else unled
     record = record.model_copy(update={"step": record.step + 1, "term": max(term, record.term)})
     flight = Flight(record=record, progress=flight.progress)
-    flight = flight.with_record(forward_only=case.after(flight).forward_only)
+    forward_only = case.forward_only or case.after(flight).forward_only
+    flight = flight.with_record(forward_only=forward_only)
     stage = stage or flight.progress.stage
     if how is How.AMENDED:
         moves = STEPS[stage].moves

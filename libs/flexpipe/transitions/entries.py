@@ -31,7 +31,9 @@ def canary(case: Case) -> RouteEntry | None:
     weights = sum(case.target.weight(plan) for plan in case.new)
     plans = {routed.plan.id: routed for routed in entry.plans}
     for seat in case.seats:
-        admit = round(total * case.target.weight(seat.plan) / weights, SHARE_DIGITS)
+        weight = case.target.weight(seat.plan)
+        # Where the last plan beside them was just lost, new plans take everything.
+        admit = round(total * weight / weights, SHARE_DIGITS) if serving else weight
         plans[seat.plan] = _seated(case, seat, plans.get(seat.plan), admit, PlanState.CANARY)
     return _with(entry, tuple(plans.values()))
 

@@ -84,7 +84,7 @@ class Executor:
                 self._resuming = set(self._flights)
                 self._boot = Boot.TERMS
             case Watched():
-                self._books.learn(event.entry)
+                recovery.learn(event.entry, self._books)
             case Stored():
                 self._stored(event)
             case Delivered():
@@ -134,6 +134,12 @@ class Executor:
             raise BrokenInvariant(
                 f"{message.target} obeys term {highest.term} of {name}, this executor leads term {term}"
             )
+        asked = self._flights.get((name, message.fence.shift))
+        if asked is not None and not asked.holds_slot and STEPS[asked.progress.stage].moves:
+            # The router hands over for a later shift: what it still has here breaks off and is replayed at the stop.
+            asked = asked.noted(f"router {message.target} follows shift {highest.shift} already")
+            answered = asked.progress.with_answer(message.target)
+            self._flights[asked.key] = asked.model_copy(update={"progress": answered})
         key = (name, highest.shift)
         if key in self._flights and highest.step > self._flights[key].record.step:
             self._flights[key] = self._flights[key].with_record(step=highest.step)

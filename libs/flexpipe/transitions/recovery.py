@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from flexpipe.events.plan import FenceWorker
 from flexpipe.kernel.errors import BrokenInvariant
-from flexpipe.kernel.machine import Stored
+from flexpipe.kernel.machine import Entry, Stored
 from flexpipe.model.fence import Fence
 from flexpipe.model.route import RouteEntry
 from flexpipe.model.shift import Phase
@@ -76,6 +76,15 @@ def relieved(flight: Flight, flights: Mapping[_Key, Flight]) -> Flight:
     return flight.with_progress(claims=rest)
 
 
+def learn(entry: Entry, books: Books) -> None:
+    """Learn of a change. Raises BrokenInvariant where a route entry bears a term this executor never wrote."""
+    before = books.route(entry.key) if entry.bucket == "routes" else None
+    books.learn(entry)
+    found = books.route(entry.key) if before is not None else None
+    if before is not None and found is not None and found.term > before.term:
+        raise _led_by_other(found)
+
+
 def check_leadership(stored: Stored, books: Books, flights: Mapping[_Key, Flight]) -> None:
     """Raises BrokenInvariant where a refused write shows that another executor leads."""
     for entry in stored.entries:
@@ -86,9 +95,13 @@ def check_leadership(stored: Stored, books: Books, flights: Mapping[_Key, Flight
         found = books.route(entry.key)
         terms = [f.record.term for key, f in flights.items() if key[0] == entry.key]
         if found is not None and terms and found.term > max(terms):
-            raise BrokenInvariant(
-                f"somebody else leads {entry.key}: its route entry bears term {found.term}"
-            )
+            raise _led_by_other(found)
+
+
+def _led_by_other(found: RouteEntry) -> BrokenInvariant:
+    return BrokenInvariant(
+        f"somebody else leads {found.deployment}: its route entry bears term {found.term}"
+    )
 
 
 def _taken(entry: RouteEntry, flights: Mapping[_Key, Flight]) -> RouteEntry:

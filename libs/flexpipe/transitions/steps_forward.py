@@ -275,7 +275,8 @@ class CommitStep(Step):
     def following(self, case: Case) -> Turn:
         turn = first_retiring(case, Phase.RETIRING)
         serving = case.alive(tuple(plan.id for plan in case.target.plans))
-        gave_up = bool(case.lost_source) and not serving
+        wanted = bool(case.target.shares) or case.progress.imposed
+        gave_up = wanted and bool(case.lost_source) and not serving
         return Go(
             turn.phase,
             turn.stage,
