@@ -24,9 +24,8 @@ from flexpipe.bus.server import EmbeddedServer
 from flexpipe.engines.client import EngineClient, engine_http
 from flexpipe.engines.emulated.arguments import parse_arguments
 from flexpipe.engines.emulated.oracle import Oracle
-from flexpipe.events.catalog import parse
 from flexpipe.events.outgoing import publish
-from flexpipe.events.route import BatchHandedOver, MoveSequences, SequenceClosed
+from flexpipe.events.route import BatchHandedOver, MoveSequences, RouteApplied, SequenceClosed
 from flexpipe.kernel.machine import Put
 from flexpipe.model.deployment import ModelFacts, ModelRef, Policy
 from flexpipe.model.fence import Fence
@@ -209,7 +208,7 @@ class Scene:
     ) -> RouteEntry:
         """Write the route entry and wait until the router has applied it."""
         entry = self.entry(*plans, in_flight=in_flight, policy=policy, stopped=stopped)
-        hearing = [Hearing(parse_class("RouteApplied"), key=DEPLOYMENT)]
+        hearing = [Hearing(RouteApplied, key=DEPLOYMENT)]
         async with self.bus.listen(hearing) as heard:
             now = await self.bus.read("routes", DEPLOYMENT)
             put = Put(
@@ -379,13 +378,6 @@ class Scene:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def parse_class(name: str) -> Any:
-    """A message class by its name."""
-    from flexpipe.events.catalog import BY_NAME  # noqa: PLC0415
-
-    return BY_NAME[name].message
-
-
 def routed(which: Engine, state: PlanState = PlanState.ACTIVE, admit: float = 1.0) -> RoutedPlan:
     """An engine in the route entry."""
     fence = Fence(deployment=DEPLOYMENT, term=1, shift=1, step=1)
@@ -434,6 +426,3 @@ async def router(
             await scene.http.aclose()
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await running
-
-
-__all__ = ["parse"]
