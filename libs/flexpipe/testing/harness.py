@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from flexpipe.bus.hearing import Hearing
-from flexpipe.events import plan as plan_events
-from flexpipe.events import route as route_events
+from flexpipe.events import catalog
 from flexpipe.events.plan import WithdrawDevice
 from flexpipe.events.route import BatchHandedOver
-from flexpipe.events.shift import OrderShift, ShiftRefused
+from flexpipe.events.shift import ShiftRefused
 from flexpipe.kernel.machine import Machine, Watched
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fence import Fence
@@ -31,22 +30,7 @@ from flexpipe.transitions.progress import SLOT_PHASES, Progress
 
 EXECUTOR: Final = "executor"
 EXECUTOR_HEARS: Final = tuple(
-    Hearing(message)
-    for message in (
-        OrderShift,
-        plan_events.EngineReady,
-        plan_events.EngineFailed,
-        plan_events.EngineLost,
-        plan_events.PlanGated,
-        plan_events.PlanWarmed,
-        plan_events.PlanDrained,
-        plan_events.PlanStopped,
-        plan_events.PlanStuck,
-        plan_events.CommandSuperseded,
-        route_events.RouteApplied,
-        route_events.CanaryObserved,
-        route_events.BatchHandedOver,
-    )
+    Hearing(said.message) for said in catalog.MESSAGES if EXECUTOR in said.hears
 )
 EXECUTOR_WATCHES: Final = ("deployments", "routes", "shifts", "reservations", "fleet", "roster")
 

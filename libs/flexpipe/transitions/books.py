@@ -16,8 +16,8 @@ from flexpipe.model.route import RouteEntry
 from flexpipe.model.shift import DeviceReservations, Phase, ShiftRecord
 
 CLOSED_KEPT: Final = 64
-"""Closed records remembered per deployment: what repeated orders are recognized by. The lane keeps an order for ten
-minutes, in which no deployment closes so many."""
+"""Closed records remembered per deployment, their long parts left out: repeated orders are recognized by them. The lane
+keeps an order for ten minutes, in which no deployment closes so many."""
 
 _OWN: Final[dict[str, type[Frozen]]] = {
     "routes": RouteEntry,
@@ -45,9 +45,12 @@ class Books:
             return
         if entry.bucket not in self._values:
             return
-        self._entries[entry.bucket, entry.key] = entry
         values = self._values[entry.bucket]
         value = _read(entry)
+        if isinstance(value, ShiftRecord) and value.phase is Phase.CLOSED:
+            value = value.model_copy(update={"moved": (), "notes": (), "log_tail": ""})
+            entry = entry.model_copy(update={"value": value.canonical_json()})
+        self._entries[entry.bucket, entry.key] = entry
         if value is None:
             values.pop(entry.key, None)
         else:
@@ -126,7 +129,8 @@ class Books:
             if record.deployment == deployment and record.phase is Phase.CLOSED
         ]
         for record in closed[:-CLOSED_KEPT]:
-            self._values["shifts"].pop(record.key, None)
+            del self._values["shifts"][record.key]
+            del self._entries["shifts", record.key]
 
 
 def _read(entry: Entry) -> Frozen | None:

@@ -10,7 +10,7 @@ from flexpipe.model.fleet import PORTS_PER_PLAN
 from flexpipe.model.gear import Gear
 from flexpipe.model.plan import Plan
 from flexpipe.model.route import PlanState, RouteEntry
-from flexpipe.model.shift import Phase, ShiftOrder, ShiftRecord
+from flexpipe.model.shift import Phase, ShiftOrder, ShiftRecord, StartClass
 from flexpipe.transitions.books import Books
 from flexpipe.transitions.case import Case
 from flexpipe.transitions.ports import free_block, taken_ports
@@ -65,6 +65,7 @@ def consider(
         phase=Phase.RESERVING,
         order=wanted,
         source=source,
+        start_class=StartClass.WARM if seats and all(s.thawed for s in seats) else StartClass.COLD,
         accepted_at_s=now_s,
     )
     progress = Progress(
