@@ -6,20 +6,16 @@ Two connections: one for everything, one for the urgent lane alone, so that noth
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-
-from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from flexpipe.bus import buckets, envelope
 from flexpipe.bus.clock import Clock, WallClock
-from flexpipe.bus.hearing import Hearing, filters_of, stream_of
+from flexpipe.bus.hearing import Hearing
 from flexpipe.bus.link import ANSWER_LIMIT_S, Link
+from flexpipe.bus.listening import Listener
 from flexpipe.bus.settings import BusSettings
 from flexpipe.bus.watch import Watch
 from flexpipe.events import catalog
@@ -33,10 +29,6 @@ anybody's patience."""
 RETRY_WAIT_S = 0.1
 LISTEN_BOUND = 1024
 """Messages that a slow listener may lag behind before the stream waits for it."""
-LISTEN_BATCH = 64
-LISTEN_PULL_S = 5.0
-LISTEN_IDLE_S = 60
-"""A listener's consumer is forgotten by the server this long after it left."""
 
 
 class Bus:
@@ -123,23 +115,12 @@ class Bus:
 
         `since_s` (epoch) starts in the past; None starts now. Unreadable messages are passed over.
         """
-        wanted = tuple(hears)
-        stream = stream_of(wanted)
-        config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE,
-            deliver_policy=DeliverPolicy.NEW,
-            filter_subjects=list(filters_of(wanted)),
-            inactive_threshold=LISTEN_IDLE_S,
-            mem_storage=True,
-        )
-        if since_s is not None:
-            config.deliver_policy = DeliverPolicy.BY_START_TIME
-            config.opt_start_time = datetime.fromtimestamp(since_s, UTC)
-        subscription = await self.main.jetstream.pull_subscribe("", stream=stream, config=config)
+        listener = Listener(self.main, tuple(hears), since_s)
+        await listener.open()
         try:
-            yield _deliveries(subscription)
+            yield listener.messages()
         finally:
-            await subscription.unsubscribe()
+            await listener.close()
 
     async def echo(self, limit_s: float = ANSWER_LIMIT_S) -> float:
         """A real round trip through JetStream, in seconds. Raises Unavailable at the limit."""
@@ -172,18 +153,3 @@ async def _opened(link: Link) -> AsyncIterator[None]:
         yield
     finally:
         await link.close()
-
-
-async def _deliveries(
-    subscription: JetStreamContext.PullSubscription,
-) -> AsyncIterator[Delivered]:
-    while True:
-        try:
-            messages = await subscription.fetch(LISTEN_BATCH, timeout=LISTEN_PULL_S)
-        except TimeoutError:  # nats-py raises its own kind or asyncio's plain one
-            continue
-        for message in messages:
-            with contextlib.suppress(InvalidInput):
-                yield envelope.open_envelope(
-                    message.headers, message.data, fallback_id=str(message.metadata.sequence.stream)
-                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from flexpipe.events import catalog
@@ -11,10 +12,14 @@ from flexpipe.kernel.machine import Delivered, Publish
 SPEC_VERSION = "1.0"
 MESSAGE_ID = "Nats-Msg-Id"  # what JetStream drops repeats by
 CONTENT_TYPE = "application/json"
+KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+"""What can be the last part of a subject: no wildcard, no blank, no empty part."""
 
 
 def subject_of(publish: Publish) -> str:
-    """The subject a message is said on. Raises InvalidInput for a type outside the catalogue."""
+    """The subject a message is said on. Raises InvalidInput for a type outside the catalogue or a key that is none."""
+    if not KEY.fullmatch(publish.key):
+        raise InvalidInput("key", publish.key, "letters, digits and dashes, parts joined by dots")
     return _said(publish.type).subject(publish.key)
 
 

@@ -77,7 +77,7 @@ def asyncapi() -> dict[str, Any]:
             "description": "Control messages over NATS JetStream, CloudEvents 1.0 in binary mode.",
         },
         "defaultContentType": CONTENT_TYPE,
-        "servers": {"nats": {"host": "127.0.0.1:4222", "protocol": "nats"}},
+        "servers": {"nats": {"host": "127.0.0.1:4222", "pathname": "", "protocol": "nats"}},
         "channels": {_channel(said): _channel_item(said) for said in rows},
         "operations": {
             f"{service}.{action}.{_channel(said)}": _operation(said, action)

@@ -13,6 +13,8 @@ from flexpipe.kernel.errors import InvalidInput, Unavailable
 from flexpipe.kernel.machine import Entry, Put, PutAll
 from flexpipe.testing.nats import Dial, until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def bus(dial: Dial) -> Bus:

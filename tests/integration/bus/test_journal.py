@@ -18,6 +18,8 @@ from flexpipe.testing.nats import Dial, until
 from flexpipe.testing.recorder import Recorder
 from flexpipe.testing.tally import Nudged, Ring, Tally, an_order
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def executor(dial: Dial) -> Bus:

@@ -14,12 +14,15 @@ from nats.js.kv import KeyValue
 from flexpipe.bus import Bus, BusSettings, Hearing, MachineShell, connect
 from flexpipe.bus import ears as ears_module
 from flexpipe.bus.server import EmbeddedServer
+from flexpipe.events.outgoing import publish
 from flexpipe.events.shift import OrderShift, ShiftRefused
 from flexpipe.kernel.errors import Unavailable
-from flexpipe.kernel.machine import Effects, Put
+from flexpipe.kernel.machine import Effects, Publish, Put
 from flexpipe.testing.nats import Dial, until
 from flexpipe.testing.recorder import Recorder
 from flexpipe.testing.tally import Nudged, Tally, an_order
+
+pytestmark = pytest.mark.processes
 
 MESSAGES = 120
 
@@ -147,18 +150,8 @@ async def test_a_machine_goes_on_deciding_locally_while_the_bus_is_away(
     nats_server: EmbeddedServer, dial: Dial
 ) -> None:
     executor = await dial("executor")
-    refusal = an_order("x").model_copy(
-        update={
-            "type": "ShiftRefused",
-            "message": ShiftRefused(deployment="toy", order_id="o", reason="r").canonical_json(),
-        }
-    )
     machine = Recorder(
-        lambda _, e: (
-            Effects(do=(refusal.model_copy(update={"message_id": e.text}),))
-            if isinstance(e, Nudged)
-            else Effects()
-        )
+        lambda _, e: Effects(do=(a_refusal(e.text),)) if isinstance(e, Nudged) else Effects()
     )
     async with a_shell(executor, machine, journaled=True) as shell:
         await nats_server.kill()
@@ -167,13 +160,29 @@ async def test_a_machine_goes_on_deciding_locally_while_the_bus_is_away(
             await asyncio.wait_for(shell.feed(Nudged(text=f"n-{i}")), 1)
         await nats_server.start()
         await asyncio.wait_for(shell._outbox.reached(shell._outbox.mark), 20)
-        told = []
-        async with asyncio.timeout(20):
-            operator = await dial("operator", "cli")
-            async with operator.listen((Hearing(ShiftRefused),), since_s=0) as answers:
-                while len(told) < 100:
-                    told.append((await anext(answers)).message_id)
-    assert told == [f"n-{i}" for i in range(100)]
+    told = []
+    operator = await dial("operator", "cli")
+    async with (
+        asyncio.timeout(20),
+        operator.listen((Hearing(ShiftRefused),), since_s=0) as answers,
+    ):
+        while len(told) < 100:
+            told.append((await anext(answers)).message_id)
+    assert told == [a_refusal(f"n-{i}").message_id for i in range(100)]
+
+
+async def test_a_listener_goes_on_behind_what_it_heard_when_the_server_was_killed(
+    nats_server: EmbeddedServer, dial: Dial
+) -> None:
+    executor, operator = await dial("executor"), await dial("operator", "cli")
+    first, second = a_refusal("1"), a_refusal("2")
+    async with operator.listen((Hearing(ShiftRefused),)) as messages, asyncio.timeout(30):
+        await executor.publish(first)
+        assert (await anext(messages)).message_id == first.message_id
+        await nats_server.kill()
+        await nats_server.start()
+        await executor.publish(second)
+        assert (await anext(messages)).message_id == second.message_id
 
 
 async def test_a_write_waits_through_an_outage_and_lands_once(
@@ -228,6 +237,10 @@ def a_shell(bus: Bus, machine: object, **options: object) -> MachineShell:
         name=bus.name,
         **options,  # type: ignore[arg-type]
     )
+
+
+def a_refusal(order_id: str) -> Publish:
+    return publish(ShiftRefused(deployment="toy", order_id=order_id, reason="a test"), "test")
 
 
 def a_put(value: str | None, expected: int, write: str = "w") -> Put:

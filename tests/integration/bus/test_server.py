@@ -18,6 +18,8 @@ from flexpipe.bus.streams import declare, wanted
 from flexpipe.kernel.errors import InvalidInput, Unavailable
 from flexpipe.kernel.machine import Put
 
+pytestmark = pytest.mark.processes
+
 
 async def test_secrets_on_disk_are_for_the_owner_alone(tmp_path: Path) -> None:
     async with embedded_server(tmp_path / "bus"):

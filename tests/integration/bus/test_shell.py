@@ -31,6 +31,8 @@ from flexpipe.testing.nats import Dial, until
 from flexpipe.testing.recorder import Recorder
 from flexpipe.testing.tally import Nudged, Ring, Tally, an_order
 
+pytestmark = pytest.mark.processes
+
 ORDERS = (Hearing(OrderShift),)
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 

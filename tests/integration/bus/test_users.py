@@ -16,6 +16,8 @@ from flexpipe.testing.nats import Dial, temporary_nats, until
 from flexpipe.testing.recorder import Recorder
 from flexpipe.testing.tally import Tally, an_order
 
+pytestmark = pytest.mark.processes
+
 FENCE = Fence(deployment="toy", term=1, shift=1, step=1)
 REFUSAL = publish(ShiftRefused(deployment="toy", order_id="o", reason="a test"), "test")
 READY = publish(EngineReady(node="node-a", plan="p-1", fence=FENCE, start_s=1, ready_s=2), "test")
