@@ -55,21 +55,19 @@ def handed_over(
 
 
 def report_if_due(
-    turn: Turn, deployment: DeploymentState, hand_over: HandOver, concerned: int
+    turn: Turn, deployment: DeploymentState, hand_over: HandOver, remaining: int
 ) -> None:
     """Report at the end, and in between what has gathered for a while.
 
-    `concerned`: sequences on the sources, which is what remains while nothing is judged yet.
+    `remaining`: sequences still to be handed over; all on the sources while nothing is judged yet.
     """
     since_s = hand_over.unreported_since_s
-    if hand_over.phase is HandOverPhase.MOVING and hand_over.remaining == 0:
+    if hand_over.phase is HandOverPhase.MOVING and remaining == 0:
         hand_over.phase = HandOverPhase.DONE
     elif since_s is None or turn.now_s < since_s + REPORT_EVERY_S:
         return
     moved, hand_over.unreported = hand_over.unreported, []
     hand_over.unreported_since_s = None
-    judged = hand_over.phase in (HandOverPhase.MOVING, HandOverPhase.DONE)
-    remaining = hand_over.remaining if judged else concerned
     for start in range(0, max(1, len(moved)), REPORT_SEQUENCES):
         part = tuple(moved[start : start + REPORT_SEQUENCES])
         _report(turn, deployment, hand_over, part, remaining)

@@ -70,6 +70,7 @@ class Routing:
     def restore(self, snapshot: str) -> None:
         """Become the machine that gave this snapshot."""
         self._state = _STATE.validate_python(json.loads(snapshot))
+        self._state.in_order_of_arrival()
 
     # -- inputs -------------------------------------------------------------------------------
 

@@ -73,8 +73,9 @@ def advance(turn: Turn, deployment: DeploymentState) -> None:
         _judge(turn, deployment, hand_over)
     if hand_over.phase is HandOverPhase.MOVING:
         _move(turn, deployment, hand_over)
-    concerned = len(_concerned(turn, deployment, hand_over))
-    report_if_due(turn, deployment, hand_over, concerned)
+    judged = hand_over.phase in (HandOverPhase.MOVING, HandOverPhase.DONE)
+    waiting = 0 if judged else len(_concerned(turn, deployment, hand_over))
+    report_if_due(turn, deployment, hand_over, hand_over.remaining + waiting)
 
 
 def counted(turn: Turn) -> None:

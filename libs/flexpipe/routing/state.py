@@ -1,7 +1,7 @@
 """What the routing machine knows, as plain data, and the turn in which it changes.
 
-Only `flexpipe.routing.machine` and the modules it calls touch it. Mappings are walked in sorted order only, so that a
-restored machine acts like the one that was saved.
+Only `flexpipe.routing.machine` and the modules it calls touch it. Mappings are walked in sorted order (sequences: in
+order of arrival), so that a restored machine acts like the one that was saved.
 """
 
 from __future__ import annotations
@@ -200,9 +200,13 @@ class State:
     served: str = ""  # the last `ServeModels`, as JSON
 
     def of(self, deployment: str) -> tuple[SequenceState, ...]:
-        """The sequences of a deployment, in order of arrival."""
-        mine = (each for each in self.sequences.values() if each.deployment == deployment)
-        return tuple(sorted(mine, key=lambda each: each.order))
+        """The sequences of a deployment, in order of arrival: the mapping keeps it (see `in_order_of_arrival`)."""
+        return tuple(each for each in self.sequences.values() if each.deployment == deployment)
+
+    def in_order_of_arrival(self) -> None:
+        """Put the sequences back in their order: a snapshot sorts keys by name."""
+        arrived = sorted(self.sequences.values(), key=lambda each: each.order)
+        self.sequences = {each.id: each for each in arrived}
 
 
 @dataclass(slots=True)
