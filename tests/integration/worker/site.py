@@ -118,6 +118,7 @@ class Site:
     spans: list[SpanEnded] = field(default_factory=list)
     stops: dict[str, asyncio.Event] = field(default_factory=dict)
     serving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    listening: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def model(self) -> ModelRef:
@@ -260,6 +261,9 @@ class Site:
         def there() -> bool:
             faults = [message for each in wrong for message in self.said(each)]
             assert not faults, faults
+            for task in (*self.listening, *self.serving.values()):
+                if task.done():
+                    task.result()
             return len(self.said(kind)) >= count
 
         await until(there, limit_s)
@@ -321,12 +325,12 @@ async def site(folder: Path, *names: str) -> AsyncIterator[Site]:
                 assert isinstance(message, SpanEnded)
                 made.spans.append(message)
 
-        listening = [asyncio.create_task(listen()), asyncio.create_task(listen_spans())]
+        made.listening = [asyncio.create_task(listen()), asyncio.create_task(listen_spans())]
         try:
             yield made
         finally:
             for name in list(made.serving):
                 await made.close(name)
-            for task in listening:
+            for task in made.listening:
                 task.cancel()
-            await asyncio.wait(listening)
+            await asyncio.wait(made.listening)
