@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.status import Status
 
 from flexpipe.bus.connection import Bus, connect
+from flexpipe.bus.journal import write_journal_file
 from flexpipe.cli import looking, ordering
 from flexpipe.cli.account import Account, ShiftAccount, show
 from flexpipe.cli.context import home
@@ -122,7 +123,19 @@ async def _tell_story(engine: str, view: _Show) -> Account:
         async with httpx.AsyncClient(trust_env=False) as http:
             judgements = await Judge(http, entry).judge(answers, unshifted)
         spans = await looking.read_spans(bus, shifts[0].record.order.trace_id)
+        await _keep_journals(bus, layout, view)
     return Account(engine, first, tuple(shifts), tuple(judgements), spans)
+
+
+async def _keep_journals(bus: Bus, layout: Layout, view: _Show) -> None:
+    """What every deciding machine was fed, for `flexpipe replay`."""
+    folder = layout.folder / "journals"
+    folder.mkdir(exist_ok=True)
+    machines = [("executor", "executor"), *(("worker", node.name) for node in layout.nodes)]
+    machines += [("router", name) for name in layout.routers]
+    for service, name in machines:
+        await write_journal_file(bus, service, name, folder / f"{service}-{name}.jsonl")
+    view.step(f"input journals kept in {folder}")
 
 
 @asynccontextmanager
@@ -136,6 +149,7 @@ async def _first_start(bus: Bus, deployment: Deployment, view: _Show) -> ShiftRe
         f"deploying {deployment.name} as one {deployment.baseline} plan (the engine starts cold)"
     )
     await ordering.store_deployment(bus, deployment)
+    await asyncio.sleep(1)  # TEMPORARY
     gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
     told = await ordering.order_shift(
         bus, deployment.name, gear, "first start", view.tell, wait_s=_limit_s(deployment)

@@ -31,7 +31,8 @@ READY_LIMIT_S = 30.0
 LOOK_EVERY_S = 0.1
 GIGABYTE = 1_000_000_000
 FIRST_ENGINE_PORT = 31_000
-PORTS_A_NODE = 1_000
+PORTS_A_NODE = 520
+"""64 plans of eight ports, and a gap. Three nodes stay below the ports that the kernel gives to clients (32768 on)."""
 EXAMPLES = {
     "sglang": Path("ops/examples/smollm2.toml"),
     "emulated": Path("ops/examples/emulated.toml"),
@@ -47,6 +48,7 @@ class NodeLayout:
     name: str
     slots: int = 2
     slot_bytes: int = 6 * GIGABYTE
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def _worker_env(
         "FLEXPIPE_WORKER_FIRST_PORT": str(layout.first_engine_port + index * PORTS_A_NODE),
         "FLEXPIPE_WORKER_STATE_DIR": str(state),
         "FLEXPIPE_WORKER_HTTP_PORT": str(port),
+        **node.env,
     }
 
 

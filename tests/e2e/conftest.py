@@ -1,0 +1,33 @@
+"""Whole instances for tests: embedded NATS, services as processes, emulated engines, a client that is a stranger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from e2e.stage import Stage, staged
+from flexpipe.cli.embedded import Layout, NodeLayout
+from flexpipe.cli.models import ensure_model
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    """One node with two slots, the emulated example served as tp1."""
+    await ensure_model("emulated")
+    layout = Layout(
+        folder=tmp_path / "instance",
+        nodes=(NodeLayout("node-a"),),
+        device_kind="emulated",
+        first_engine_port=engine_port(),
+    )
+    async with staged(layout) as it:
+        await it.apply(Path("ops/examples/emulated.toml"))
+        yield it
+
+
+def engine_port() -> int:
+    """Engine ports of this test process: apart from those of a demo that runs beside it."""
+    return 20_000 + (os.getpid() % 10) * 1_040

@@ -1,0 +1,312 @@
+"""What goes wrong in a shift, on real processes: every stream whole, a true route entry, a readable reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.conftest import engine_port
+from e2e.stage import Stage, staged, until
+from flexpipe.cli import ordering
+from flexpipe.cli.embedded import Layout, NodeLayout
+from flexpipe.cli.models import ensure_model
+from flexpipe.cli.traffic import Answer, Question
+from flexpipe.events import shift as shift_events
+from flexpipe.events.message import Message
+from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.shift import Phase, ShiftRecord
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+QUESTIONS = [Question(f"Say something long about the number {number}.", 250) for number in range(6)]
+EXAMPLE = Path("ops/examples/emulated.toml")
+
+
+@pytest.fixture
+async def two_nodes(tmp_path: Path) -> AsyncIterator[Callable[..., Stage]]:
+    """A function that stages two nodes, the second one with a fault of its engines; tp1 serves on the first."""
+    await ensure_model("emulated")
+    stages: list[Stage] = []
+    closers = []
+
+    async def make(
+        fault: str = "", routers: tuple[str, ...] = ("router-1",), **policy: object
+    ) -> Stage:
+        env = {"FLEXPIPE_EMULATED_FAULT": fault} if fault else {}
+        layout = Layout(
+            folder=tmp_path / "instance",
+            nodes=(NodeLayout("node-a"), NodeLayout("node-b", env=env)),
+            routers=routers,
+            device_kind="emulated",
+            first_engine_port=engine_port(),
+        )
+        context = staged(layout)
+        stage = await context.__aenter__()
+        closers.append(context)
+        stages.append(stage)
+        await stage.apply(EXAMPLE, **policy)
+        return stage
+
+    yield make  # type: ignore[misc]
+    for context in closers:
+        await context.__aexit__(None, None, None)
+
+
+async def shift_under_load(
+    stage: Stage, gear: str, at: Phase | None = None, do: Callable[[], object] | None = None
+) -> tuple[Message, list[Answer]]:
+    """A shift with six streams running; `do` happens when the shift enters phase `at`."""
+    traffic = stage.traffic(QUESTIONS, 6)
+    await traffic.start()
+    done: list[asyncio.Task[None]] = []
+
+    def tell(message: Message) -> None:
+        if (
+            isinstance(message, shift_events.ShiftPhaseChanged)
+            and message.phase is at
+            and do
+            and not done
+        ):
+
+            async def act() -> None:
+                outcome = do()
+                if asyncio.iscoroutine(outcome):
+                    await outcome
+
+            done.append(asyncio.create_task(act()))
+
+    async def is_flowing() -> bool:
+        return traffic.flowing == 6
+
+    await until(is_flowing, "all streams bring tokens")
+    outcome = await stage.shift(gear, tell)
+    for task in done:
+        await task
+    answers = await traffic.finish(60.0)
+    if at is not None:
+        assert done, f"the shift never entered {at}"
+    return outcome, answers
+
+
+async def assert_whole(stage: Stage, answers: list[Answer]) -> None:
+    """Every stream ended by itself, with exactly the tokens of an undisturbed run."""
+    assert len(answers) >= 6
+    broken = [answer.error for answer in answers if not answer.whole]
+    assert not broken
+    undisturbed = {question: (await stage.ask(question)).token_ids for question in QUESTIONS}
+    for answer in answers:
+        assert answer.token_ids == undisturbed[answer.question]
+
+
+def reason_of(record: ShiftRecord) -> str:
+    """What `flexpipe shift N` says."""
+    assert record.reason is not None
+    assert "\n" not in record.reason
+    return record.reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("start_fails", "start"), ("never_ready", "not become ready")],
+    ids=["fails-to-start", "never-ready"],
+)
+async def test_a_shadow_that_does_not_come_up_changes_nothing(
+    two_nodes: Callable[..., object], fault: str, says: str
+) -> None:
+    stage: Stage = await two_nodes(fault, engine_start_limit_s=4.0)  # type: ignore[misc]
+    outcome, answers = await shift_under_load(stage, "tp1@node-b/cpu0")
+    assert isinstance(outcome, shift_events.ShiftRolledBack)
+    await assert_whole(stage, answers)
+    record = await stage.closed(outcome.shift)
+    assert says in reason_of(record)
+    assert not record.moved
+    entry = await stage.assert_true_and_clean()
+    assert [str(each.plan.devices[0]) for each in entry.plans] == ["node-a/cpu0"]
+
+
+async def test_a_canary_whose_engine_errs_is_undone_at_once(
+    two_nodes: Callable[..., object],
+) -> None:
+    stage: Stage = await two_nodes("engine_error")  # type: ignore[misc]
+    outcome, answers = await shift_under_load(stage, "tp1@node-b/cpu0")
+    assert isinstance(outcome, shift_events.ShiftRolledBack)
+    await assert_whole(stage, answers)
+    await stage.assert_true_and_clean()
+
+
+@pytest.mark.parametrize("at", [Phase.PREPARING, Phase.CANARY, Phase.HANDING_OVER, Phase.RETIRING])
+async def test_a_rank_of_the_new_plan_that_dies_breaks_no_stream(stage: Stage, at: Phase) -> None:
+    serving = (await stage.entry()).plans[0].plan.id
+
+    def kill_new() -> object:
+        async def kill() -> None:
+            target = (await stage.record_in_flight()).order.target.plans[0].id
+
+            async def is_there() -> bool:
+                return bool(stage.engine_pids(target))
+
+            await until(is_there, "the new engine's processes are there")
+            os.kill(stage.engine_pids(target)[-1], signal.SIGKILL)
+
+        return kill()
+
+    outcome, answers = await shift_under_load(stage, "pp2", at, kill_new)
+    broken = [answer.error for answer in answers if not answer.whole]
+    if at is Phase.RETIRING:  # committed: the new plan's loss is a shift of its own
+        assert isinstance(outcome, shift_events.ShiftCompleted)
+        return
+    assert isinstance(outcome, shift_events.ShiftRolledBack), outcome
+    assert not broken
+    await assert_whole(stage, answers)
+    record = await stage.closed(outcome.shift)
+    assert reason_of(record)
+    entry = await stage.assert_true_and_clean()
+    assert [each.plan.id for each in entry.plans] == [serving]
+
+
+async def test_a_serving_engine_that_dies_in_the_switch_drives_the_shift_forward(
+    stage: Stage,
+) -> None:
+    serving = (await stage.entry()).plans[0].plan.id
+
+    def kill_old() -> None:
+        os.kill(stage.engine_pids(serving)[0], signal.SIGKILL)
+
+    outcome, answers = await shift_under_load(stage, "pp2", Phase.HANDING_OVER, kill_old)
+    assert isinstance(outcome, shift_events.ShiftCompleted), outcome
+    await assert_whole(stage, answers)
+    await stage.closed(outcome.shift)
+    entry = await stage.assert_true_and_clean()
+    assert [each.plan.shape for each in entry.plans] == ["pp2"]
+
+
+async def test_a_target_that_is_taken_away_in_the_switch_rolls_back(
+    two_nodes: Callable[..., object],
+) -> None:
+    stage: Stage = await two_nodes()  # type: ignore[misc]
+
+    def take() -> object:
+        return ordering.set_device(
+            stage.bus, DeviceRef(node="node-b", device="cpu0"), present=False
+        )
+
+    outcome, answers = await shift_under_load(stage, "tp1@node-b/cpu0", Phase.CANARY, take)
+    assert isinstance(outcome, shift_events.ShiftRolledBack)
+    await assert_whole(stage, answers)
+    record = await stage.closed(outcome.shift)
+    assert "node-b/cpu0" in reason_of(record)
+    await stage.assert_true_and_clean()
+
+
+async def test_a_router_that_does_not_ack_the_freeze_rolls_back(
+    two_nodes: Callable[..., object],
+) -> None:
+    stage: Stage = await two_nodes(  # type: ignore[misc]
+        routers=("router-1", "router-2"), freeze_ack_limit_s=1.0, canary_limit_s=3.0
+    )
+    await stage.kill("router-2", signal.SIGSTOP)
+    try:
+        outcome, answers = await shift_under_load(stage, "tp1@node-b/cpu0")
+    finally:
+        await stage.kill("router-2", signal.SIGCONT)
+    assert isinstance(outcome, shift_events.ShiftRolledBack)
+    await assert_whole(stage, answers)
+    record = await stage.closed(outcome.shift)
+    assert "router-2" in reason_of(record)
+    await stage.assert_true_and_clean()
+
+
+@pytest.mark.parametrize(
+    "at",
+    [phase for phase in Phase if phase not in (Phase.CLOSED, Phase.UNDOING, Phase.UNWINDING)],
+)
+async def test_an_executor_killed_at_a_persisted_transition_goes_on_after_its_restart(
+    stage: Stage, at: Phase
+) -> None:
+    outcome, answers = await shift_under_load(stage, "pp2", at, lambda: stage.kill("executor"))
+    assert isinstance(outcome, shift_events.ShiftCompleted | shift_events.ShiftRolledBack)
+    await assert_whole(stage, answers)
+    await stage.closed(outcome.shift)
+    entry = await stage.assert_true_and_clean()
+    assert entry.term >= 2
+    wanted = "pp2" if isinstance(outcome, shift_events.ShiftCompleted) else "tp1"
+    assert [each.plan.shape for each in entry.plans] == [wanted]
+
+
+async def test_a_client_that_leaves_in_mid_shift_leaves_nothing_behind(stage: Stage) -> None:
+    traffic = stage.traffic(QUESTIONS, 6)
+    await traffic.start()
+
+    async def is_flowing() -> bool:
+        return traffic.flowing == 6
+
+    await until(is_flowing, "all streams bring tokens")
+    left: list[asyncio.Task[None]] = []
+
+    def tell(message: Message) -> None:
+        if isinstance(message, shift_events.ShiftPhaseChanged) and message.phase is Phase.FREEZING:
+            left.append(asyncio.create_task(traffic.abort()))
+
+    outcome = await stage.shift("pp2", tell)
+    assert isinstance(outcome, shift_events.ShiftCompleted)
+    await asyncio.gather(*left)
+    await stage.closed(outcome.shift)
+    (routed,) = (await stage.assert_true_and_clean()).plans
+
+    async def is_empty() -> bool:
+        (load,) = (await stage.http.get(f"{routed.front}/v1/loads")).json()["loads"]
+        return not (load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"])
+
+    await until(is_empty, "the engine holds no request", 5.0)
+
+
+async def test_a_lost_plan_outside_a_shift_is_taken_out_and_the_other_carries_on(
+    two_nodes: Callable[..., object],
+) -> None:
+    stage: Stage = await two_nodes()  # type: ignore[misc]
+    outcome = await stage.shift("tp1@node-a/cpu0 + tp1@node-b/cpu0")
+    assert isinstance(outcome, shift_events.ShiftCompleted)
+    await stage.closed(outcome.shift)
+    lost = next(
+        each.plan.id for each in (await stage.entry()).plans if each.plan.nodes == ("node-b",)
+    )
+    traffic = stage.traffic(QUESTIONS, 6)
+    await traffic.start()
+
+    async def is_flowing() -> bool:
+        return traffic.flowing == 6
+
+    await until(is_flowing, "all streams bring tokens")
+    os.kill(stage.engine_pids(lost)[0], signal.SIGKILL)
+
+    async def is_out() -> bool:
+        return [each.plan.nodes for each in (await stage.entry()).plans] == [("node-a",)]
+
+    await until(is_out, "the lost plan is out of the entry")
+    await assert_whole(stage, await traffic.finish(60.0))
+    await stage.assert_true_and_clean()
+
+
+async def test_stopping_lets_running_streams_finish_and_refuses_later_ones(stage: Stage) -> None:
+    traffic = stage.traffic(QUESTIONS, 3)
+    await traffic.start()
+
+    async def is_flowing() -> bool:
+        return traffic.flowing == 3
+
+    await until(is_flowing, "all streams bring tokens")
+    finishing = asyncio.create_task(traffic.finish(60.0))
+    outcome = await stage.shift("empty")
+    assert isinstance(outcome, shift_events.ShiftCompleted)
+    answers = await finishing
+    assert all(answer.whole for answer in answers)
+    refused = await stage.ask(QUESTIONS[0])
+    assert refused.error is not None
+    assert refused.error.startswith("HTTP 503")
+    await stage.closed(outcome.shift)
+    assert (await stage.entry()).plans == ()
