@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from flexpipe.events import catalog
 from flexpipe.events.catalog import Lane
-from flexpipe.kernel.errors import Unavailable
+from flexpipe.kernel.errors import InvalidInput, Unavailable
 from flexpipe.kernel.machine import Publish
 
 LOG = logging.getLogger("flexpipe.bus")
@@ -63,7 +63,7 @@ class Outbox:
         self._taken = 0
         self._left = 0
         self._changed = asyncio.Condition()
-        self.dropped = 0  # seq messages that found it full
+        self.dropped = 0  # noise that found it full, and what no message can carry
 
     @property
     def mark(self) -> int:
@@ -127,6 +127,11 @@ class Outbox:
                         await self._send_snapshot(text)
                     case Publish() as message:
                         await self._send_message(message)
+            except InvalidInput as error:
+                # Sent again it would be refused again, and its cause fed again: a loop. Who misses it asks anew.
+                self.dropped += 1
+                LOG.error("cannot be said, dropped: %s", error)
+                return
             except Unavailable as error:
                 LOG.warning("outbox waits: %s", error)
                 await asyncio.sleep(RETRY_WAIT_S)

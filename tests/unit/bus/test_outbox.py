@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from flexpipe.bus.outbox import BATCH_BYTES, Line, Outbox, Snapshot
-from flexpipe.kernel.errors import Refused, Unavailable
+from flexpipe.kernel.errors import InvalidInput, Refused, Unavailable
 from flexpipe.kernel.machine import Publish
 
 
@@ -110,6 +110,25 @@ async def test_noise_is_dropped_and_counted_where_a_fact_would_wait() -> None:
     await outbox.put(say("a"))
     await outbox.put(say("noise", "LoadObserved"))
     assert outbox.dropped == 1
+
+
+async def test_what_no_message_can_carry_is_dropped_aloud_and_the_rest_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    post = Post()
+
+    async def refuse_large(message: Publish) -> None:
+        if message.message_id == "large":
+            raise InvalidInput("subject", "2 MiB", "a message is below NATS's max_payload")
+        await post.message(message)
+
+    outbox = Outbox(send_lines=post.lines, send_message=refuse_large, send_snapshot=post.snapshot)
+    await outbox.put(say("large"))
+    await outbox.put(say("b"))
+    async with running(outbox):
+        await outbox.reached(outbox.mark)
+    assert (post.left, outbox.dropped) == (["b"], 1)
+    assert "max_payload" in caplog.text
 
 
 async def test_what_will_never_be_allowed_ends_it() -> None:
