@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from flexpipe.hosting.memory import HostingLimits
 from flexpipe.kernel.machine import Input
 from flexpipe.model.fence import Fence
+from flexpipe.model.fleet import Node
 
 
 class Opened(Input):
     """A new worker process is up and no engine process of an earlier one is left. Fed once, first.
 
-    `memory` is what the last `Keep` wrote, None where there is nothing.
+    `node` is this node as configured, with every device. `memory` is what the last `Keep` wrote, None where there
+    is nothing.
     """
 
-    memory: str | None
+    node: Node
+    limits: HostingLimits = HostingLimits()
+    memory: str | None = None
 
 
 class Closing(Input):

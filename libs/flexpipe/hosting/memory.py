@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import Field
 
 from flexpipe.engines.port import RankGroup
 from flexpipe.events.plan import StartPlan
@@ -17,6 +19,19 @@ from flexpipe.model.plan import Plan
 PLANS_REMEMBERED: Final = 256
 """Plans whose fence is kept after they are gone. A command for one older than these is ten minutes old at most (the
 lane drops it then), in which no node sees so many plans."""
+
+
+Seconds = Annotated[float, Field(ge=0, le=3600)]
+
+
+class HostingLimits(Frozen):
+    """Time limits of one node. Those of a start, a drain and a stop come with their commands."""
+
+    stop_grace_s: Seconds = 10.0  # engines end their streams and threads within a few seconds
+    broken_grace_s: Seconds = 1.0  # of a group that failed or lost a rank: nothing to be saved
+    withdraw_grace_s: Seconds = 2.0  # between a device's withdrawal and the end of what runs there
+    kill_limit_s: Seconds = 30.0  # a process that outlives SIGKILL for longer hangs in the kernel
+    clear_limit_s: Seconds = 30.0  # a start waits so long for memory that is being freed
 
 
 class Command(Frozen):
@@ -107,6 +122,8 @@ class PlanMemory(Frozen):
 class Memory(Frozen):
     """The whole. `plans` in the order of their last acceptance, `hosted` in the order of starts."""
 
+    node: Node | None = None  # as configured; None before `Opened`
+    limits: HostingLimits = HostingLimits()
     terms: dict[str, int] = {}  # highest term accepted, by deployment
     plans: tuple[PlanMemory, ...] = ()
     hosted: tuple[Hosted, ...] = ()
@@ -115,8 +132,12 @@ class Memory(Frozen):
     declared: str | None = None  # what our key in the bucket `fleet` holds
     declare_attempts: int = 0  # conflicts in a row
     early: tuple[Delivered, ...] = ()  # commands that came before `Opened`
-    open: bool = False
     closing: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether a worker process has opened it."""
+        return self.node is not None
 
     def plan(self, plan_id: str) -> PlanMemory | None:
         """What is remembered of one plan."""

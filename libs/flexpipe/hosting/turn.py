@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from flexpipe.events.message import Message
 from flexpipe.events.outgoing import publish
 from flexpipe.events.plan import EngineFailed, EngineLost, EngineReady, PlanStopped, PlanStuck
 from flexpipe.hosting.effects import StopRanks
-from flexpipe.hosting.memory import Command, Hosted, Memory, PlanMemory, Stage
-from flexpipe.kernel.frozen import Frozen
+from flexpipe.hosting.memory import Command, Hosted, HostingLimits, Memory, PlanMemory, Stage
+from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.ids import derived_id, parse_traceparent, span_id
 from flexpipe.kernel.machine import Effect, Publish, Span
 from flexpipe.model.fleet import DeviceRef, Node
 from flexpipe.model.plan import Plan
 
-Seconds = Annotated[float, Field(ge=0, le=3600)]
-
-
-class HostingLimits(Frozen):
-    """Time limits of one node. Those of a start, a drain and a stop come with their commands."""
-
-    stop_grace_s: Seconds = 10.0  # engines end their streams and threads within a few seconds
-    broken_grace_s: Seconds = 1.0  # of a group that failed or lost a rank: nothing to be saved
-    withdraw_grace_s: Seconds = 2.0  # between a device's withdrawal and the end of what runs there
-    kill_limit_s: Seconds = 30.0  # a process that outlives SIGKILL for longer hangs in the kernel
-    clear_limit_s: Seconds = 30.0  # a start waits so long for memory that is being freed
-
 
 class Turn:
     """Made for one input, thrown away after it. Only `Worker` makes one."""
 
-    def __init__(self, node: Node, limits: HostingLimits, now_s: float, memory: Memory) -> None:
-        self.node = node  # with every device that was configured, also withdrawn ones
-        self.limits = limits
+    def __init__(self, now_s: float, memory: Memory) -> None:
         self.now_s = now_s
         self.memory = memory
         self.effects: list[Effect] = []
+
+    @property
+    def node(self) -> Node:
+        """This node with every device that was configured, also withdrawn ones. Known from `Opened` on."""
+        if self.memory.node is None:
+            raise BrokenInvariant("a worker's brain was asked to act before it was opened")
+        return self.memory.node
+
+    @property
+    def limits(self) -> HostingLimits:
+        """Time limits of this node."""
+        return self.memory.limits
 
     def do(self, *effects: Effect) -> None:
         """Ask for effects, in order."""

@@ -2,7 +2,7 @@
 
 Fed with commands (`Delivered`), reports of its shell (`inputs`) and outcomes of its one bucket key
 (`Stored`). It never decides what should run: it does what it is told, in the order of fences, and
-says truly what is there. `FLEXPIPE` words: a *group* is this node's ranks of one plan.
+says truly what is there. A *group* is this node's ranks of one plan.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from flexpipe.events.plan import (
 from flexpipe.hosting import commands, inputs, queue, reports
 from flexpipe.hosting.effects import Keep
 from flexpipe.hosting.memory import Command, Hosted, Memory, PlanMemory, Stage
-from flexpipe.hosting.turn import HostingLimits, Turn
+from flexpipe.hosting.turn import Turn
 from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.ids import derived_id
-from flexpipe.kernel.machine import Delivered, Effects, Input, Put, Started, Stored, Woken
+from flexpipe.kernel.machine import Delivered, Effects, Input, Put, Stored
 from flexpipe.model.fence import Fence
-from flexpipe.model.fleet import Node
 
 BUCKET = "fleet"
 
@@ -43,16 +42,14 @@ EARLY_COMMANDS = 256
 
 
 class Worker:
-    """See the module. `node` is this node as configured, with every device."""
+    """See the module. A fresh one knows nothing: what node it is of comes with `Opened`."""
 
-    def __init__(self, node: Node, limits: HostingLimits | None = None) -> None:
-        self._node = node
-        self._limits = HostingLimits() if limits is None else limits
+    def __init__(self) -> None:
         self._memory = Memory()
 
     def handle(self, now_s: float, event: Input) -> Effects:
         """Take one input. What changed in memory is kept before anything else is done."""
-        turn = Turn(self._node, self._limits, now_s, self._memory)
+        turn = Turn(now_s, self._memory)
         _take(turn, event)
         if turn.memory.open:
             _end_doomed(turn)
@@ -95,12 +92,8 @@ def _take(turn: Turn, event: Input) -> None:
             _close(turn)
         case Stored():
             _stored(turn, event)
-        case Started():
-            for entry in event.entries:
-                if (entry.bucket, entry.key) == (BUCKET, turn.node.node):
-                    turn.change(fleet_revision=entry.revision, declared=entry.value)
-        case Woken() | _:
-            pass
+        case _:
+            pass  # Started (no bucket is watched) and Woken: time is looked at in every turn
 
 
 def _report(turn: Turn, hosted: Hosted, report: inputs.GroupInput) -> None:
@@ -238,7 +231,8 @@ def _open(turn: Turn, opened: inputs.Opened) -> None:
     if opened.memory is not None:
         before = Memory.model_validate_json(opened.memory)
     changes = {
-        "open": True,
+        "node": opened.node,
+        "limits": opened.limits,
         "closing": False,
         "early": (),
         "fleet_revision": turn.memory.fleet_revision,
@@ -326,7 +320,7 @@ def _declare(turn: Turn) -> None:
 
 def _stored(turn: Turn, stored: Stored) -> None:
     entry = next((each for each in stored.entries if each.bucket == BUCKET), None)
-    if entry is None or entry.key != turn.node.node:
+    if entry is None:
         return
     written = stored.outcome == "written"
     attempts = 0 if written else turn.memory.declare_attempts + 1

@@ -73,7 +73,7 @@ async def _run(settings: Settings, stop: asyncio.Event, processes: Processes) ->
         )
         shell = MachineShell(
             bus,
-            machine=Worker(settings.declared(), settings.limits),
+            machine=Worker(),
             service="worker",
             name=settings.node,
             hears=tuple(Hearing(command, key=settings.node) for command in COMMANDS),
@@ -83,7 +83,9 @@ async def _run(settings: Settings, stop: asyncio.Event, processes: Processes) ->
         )
         hands.feeds(shell.feed)
         async with shell:
-            await shell.feed(Opened(memory=await asyncio.to_thread(_read, memory_file)))
+            memory = await asyncio.to_thread(_read, memory_file)
+            opened = Opened(node=settings.declared(), limits=settings.limits, memory=memory)
+            await shell.feed(opened)
             if settings.http_port:
                 ready = _readiness(bus, stop)
                 health = serving_health(settings.http_host, settings.http_port, ready)

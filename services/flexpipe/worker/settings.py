@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from flexpipe.bus import BusSettings
-from flexpipe.hosting.turn import HostingLimits
+from flexpipe.hosting.memory import HostingLimits
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.fleet import Device, Node
 from flexpipe.model.names import Name

@@ -41,7 +41,7 @@ from flexpipe.events.plan import (
     WorkerCommand,
 )
 from flexpipe.events.trace import SpanEnded
-from flexpipe.hosting.turn import HostingLimits
+from flexpipe.hosting.memory import HostingLimits
 from flexpipe.kernel.ids import span_id, trace_id, traceparent
 from flexpipe.model.deployment import EngineSettings, ModelRef
 from flexpipe.model.fence import Fence

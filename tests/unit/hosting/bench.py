@@ -14,7 +14,6 @@ from flexpipe.events.plan import (
     WithdrawDevice,
 )
 from flexpipe.hosting import effects, inputs
-from flexpipe.hosting.turn import HostingLimits
 from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.machine import (
     Delivered,
@@ -78,7 +77,7 @@ def fence(step: int, *, shift: int = 1, term: int = 1) -> Fence:
 class Bench:
     """One machine, its clock, and everything it ever did."""
 
-    worker: Worker
+    worker: Worker = field(default_factory=Worker)
     name: str = "node-a"
     now_s: float = 1000.0
     done: list[Effect] = field(default_factory=list)
@@ -109,8 +108,9 @@ class Bench:
             {"write_id": put.write_id, "outcome": outcome, "entries": (entry,)}
         )
 
-    def open(self, memory: str | None = None) -> list[Effect]:
-        return [*self.feed(Started(entries=())), *self.feed(inputs.Opened(memory=memory))]
+    def open(self, memory: str | None = None, **fields: Any) -> list[Effect]:
+        opened = inputs.Opened(node=node(self.name, **fields), memory=memory)
+        return [*self.feed(Started(entries=())), *self.feed(opened)]
 
     def tell(self, message: Message, message_id: str | None = None) -> list[Effect]:
         """Deliver a command."""
@@ -177,8 +177,8 @@ class Bench:
 
 def bench(name: str = "node-a", **fields: Any) -> Bench:
     """An open worker of one node."""
-    fresh = Bench(Worker(node(name, **fields), HostingLimits()), name=name)
-    fresh.open()
+    fresh = Bench(name=name)
+    fresh.open(**fields)
     return fresh
 
 

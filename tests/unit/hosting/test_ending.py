@@ -13,7 +13,6 @@ from flexpipe.events.plan import (
 )
 from flexpipe.hosting import effects, inputs
 from flexpipe.hosting.commands import warm_prompt
-from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.machine import Put
 from flexpipe.model.fleet import DeviceRef
@@ -23,7 +22,6 @@ from unit.hosting.bench import (
     bench,
     declared,
     fence,
-    node,
     nothing,
     one,
     only,
@@ -181,13 +179,13 @@ def test_a_stopped_plan_can_be_started_again() -> None:
 
 
 def test_a_worker_declares_its_devices_even_over_what_one_before_it_left() -> None:
-    worker = Bench(Worker(node()), revision=41)
+    worker = Bench(revision=41)
     assert declared(worker.open()) == ["slot-0", "slot-1"]
     assert worker.revision == 42
 
 
 def test_two_workers_of_one_name_are_found_out() -> None:
-    worker = Bench(Worker(node()), rival=True)
+    worker = Bench(rival=True)
     with pytest.raises(BrokenInvariant, match="another worker writes the key node-a"):
         worker.open()
 
@@ -228,7 +226,7 @@ def test_a_new_worker_process_reports_what_the_one_before_it_lost() -> None:
     before.run(running, fence(1))
     before.start(starting, fence(2), front_port=31_008)
     kept = asked(before.done, effects.Keep)[-1].memory
-    after = Bench(Worker(node()), revision=before.revision)
+    after = Bench(revision=before.revision)
     told = after.open(kept)
     assert only(told, EngineLost).plan == running.id
     assert only(told, EngineFailed).plan == starting.id
@@ -240,7 +238,7 @@ def test_a_new_worker_process_still_refuses_what_the_one_before_it_would_have() 
     before = bench()
     before.run(plan("a0"), fence(5))
     kept = asked(before.done, effects.Keep)[-1].memory
-    after = Bench(Worker(node()), revision=before.revision)
+    after = Bench(revision=before.revision)
     after.open(kept)
     assert asked(after.start(plan("a0"), fence(4)), effects.LaunchRanks) == []
 
@@ -251,7 +249,7 @@ def test_a_new_worker_process_answers_for_a_stop_that_the_one_before_it_began() 
     before.run(wanted, fence(1))
     before.stop(wanted, fence(2))
     kept = asked(before.done, effects.Keep)[-1].memory
-    assert only(Bench(Worker(node())).open(kept), PlanStopped).fence == fence(2)
+    assert only(Bench().open(kept), PlanStopped).fence == fence(2)
 
 
 def test_a_worker_that_is_stopped_ends_its_engines_and_leaves_the_fleet() -> None:

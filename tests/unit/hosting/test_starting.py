@@ -249,8 +249,7 @@ def test_a_plan_without_ranks_here_or_with_an_unknown_device_is_refused() -> Non
 
 
 def test_commands_that_come_before_the_worker_is_open_are_carried_out_then() -> None:
-    worker = bench()
-    fresh = Bench(type(worker.worker)(worker.worker._node))
+    fresh = Bench()
     assert fresh.start(plan("a0"), fence(1)) == []
     assert one(fresh.open(), effects.LaunchRanks)
 
@@ -258,7 +257,7 @@ def test_commands_that_come_before_the_worker_is_open_are_carried_out_then() -> 
 def test_a_snapshot_gives_the_same_machine() -> None:
     worker = bench()
     worker.run(plan("a0"), fence(1))
-    twin = Bench(type(worker.worker)(worker.worker._node), revision=worker.revision, fed=worker.fed)
+    twin = Bench(revision=worker.revision, fed=worker.fed)
     twin.worker.restore(worker.worker.snapshot())
     assert twin.stop(plan("a0"), fence(2)) == worker.stop(plan("a0"), fence(2))
     assert twin.worker.snapshot() == worker.worker.snapshot()
