@@ -35,7 +35,7 @@ COMMANDS: Final = (
     *(FenceWorker, StartPlan, GatePlan, WarmPlan, DrainPlan, StopPlan, WithdrawDevice),
 )
 
-CLOSE_LIMIT_S: Final = 20.0
+CLOSE_LIMIT_S: Final = 15.0
 """Engines take up to their grace of ten seconds to leave; whoever stops us waits thirty. What is left is killed."""
 
 MEMORY_FILE: Final = "memory.json"
