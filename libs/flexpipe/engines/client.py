@@ -1,13 +1,8 @@
 """The HTTP that every engine of ours speaks: SGLang's own, with the gate in its front.
 
 Routers generate and relay through it, workers poll, warm and set the gate. It never retries: what an
-error means for a sequence or a plan is its caller's decision. Every call has a time limit.
-
-    EngineError
-    ├── EngineUnreachable     nobody answered: refused, reset or silent before the answer began
-    ├── EngineRefused         4xx: the engine lives and will not do this (status, message)
-    │   └── GateClosed        409 of the gate, with the newest route entry it holds
-    └── EngineBroke           5xx, a body that ends too early, an answer that is not SGLang's
+error means for a sequence or a plan is its caller's decision. Every call has a time limit. Errors are
+those of `answers`.
 """
 
 from __future__ import annotations
@@ -20,16 +15,30 @@ from typing import Any, Final, cast
 
 import httpx
 
-from flexpipe.engines.gate import GATE_PATH
-from flexpipe.engines.generation import (
-    Chunk,
-    EngineLoad,
-    Finish,
-    GatePass,
-    GateReport,
-    SamplingParams,
+from flexpipe.engines.answers import (
+    EngineBroke,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    Events,
+    GateClosed,
+    read_chunk,
+    read_gate,
+    read_refusal,
 )
-from flexpipe.kernel.errors import FlexPipeError
+from flexpipe.engines.gate import GATE_PATH
+from flexpipe.engines.generation import Chunk, EngineLoad, GatePass, GateReport, SamplingParams
+
+__all__ = [
+    "EngineBroke",
+    "EngineClient",
+    "EngineError",
+    "EngineRefused",
+    "EngineUnreachable",
+    "GateClosed",
+    "Relayed",
+    "engine_http",
+]
 
 CONNECT_LIMIT_S: Final = 2.0
 """Engines are on the same machine or one hop away; a connect that takes longer will not come."""
@@ -42,49 +51,6 @@ SILENCE_LIMIT_S: Final = 120.0
 
 MAX_STREAMS: Final = 4096
 """Connections of one client pool: above any admission window, below a process's file limit."""
-
-MAX_EVENT_BYTES: Final = 16 << 20
-"""One cumulative chunk; a context of a million tokens stays below it."""
-
-MAX_MESSAGE_CHARS: Final = 500
-GATE_REFUSALS: Final = frozenset({"gate_closed", "wrong_plan", "stale_fence"})
-
-
-class EngineError(FlexPipeError):
-    """Root of what can go wrong between us and an engine."""
-
-
-class EngineUnreachable(EngineError):
-    """No answer began within the limit."""
-
-
-class EngineRefused(EngineError):
-    """The engine answered that it will not: its HTTP status and its message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
-        self.message = message
-        super().__init__(f"engine refused ({status}): {message}")
-
-
-class GateClosed(EngineRefused):
-    """The gate let a request not in. `kind` is gate_closed, wrong_plan or stale_fence.
-
-    `route_entry` is the newest route entry the gate was given, as JSON text; None if it has none.
-    """
-
-    def __init__(self, kind: str, message: str, route_entry: str | None) -> None:
-        self.kind = kind
-        self.route_entry = route_entry
-        super().__init__(409, message)
-
-
-class EngineBroke(EngineError):
-    """The engine failed, or fell silent, after it had begun to answer. `status` where it answered 5xx."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        self.status = status
-        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +117,12 @@ class EngineClient:
         stream = self._stream("/generate", json.dumps(body).encode(), headers, silence_limit_s)
         async with stream as response:
             if response.status_code != 200:
-                raise _refusal(response.status_code, await _read(response))
-            events = _Events()
+                raise read_refusal(response.status_code, await _read(response))
+            events = Events()
             async with aclosing(_raw(response)) as parts:
                 async for part in parts:
                     for event in events.feed(part):
-                        chunk = _chunk(event)
+                        chunk = read_chunk(event)
                         yield chunk
                         if chunk.finish is not None:
                             return
@@ -192,7 +158,7 @@ class EngineClient:
 
     async def gate(self) -> GateReport:
         """The state of the gate in this engine's front."""
-        return _gate_report(await self._call("GET", GATE_PATH, None))
+        return read_gate(await self._call("GET", GATE_PATH, None))
 
     async def set_gate(
         self,
@@ -212,7 +178,7 @@ class EngineClient:
             "fence": list(fence),
             "route_entry": None if route_entry is None else json.loads(route_entry),
         }
-        return _gate_report(await self._call("PUT", GATE_PATH, body))
+        return read_gate(await self._call("PUT", GATE_PATH, body))
 
     @asynccontextmanager
     async def relay(
@@ -235,7 +201,7 @@ class EngineClient:
         async with self._stream(path, body, passed, silence_limit_s) as response:
             if response.status_code == 409:
                 raw = await _read(response)
-                refusal = _refusal(409, raw)
+                refusal = read_refusal(409, raw)
                 if isinstance(refusal, GateClosed):
                     raise refusal
                 yield Relayed(409, _end_to_end(response), _once(raw))
@@ -280,7 +246,7 @@ class EngineClient:
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         response = await self._send(method, path, body, CONTROL_LIMIT_S)
         if response.status_code >= 400:
-            raise _refusal(response.status_code, response.content)
+            raise read_refusal(response.status_code, response.content)
         return response.content
 
 
@@ -307,89 +273,6 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-class _Events:
-    """Cuts a body into server-sent events. At newlines only: the JSON may hold U+2028 raw."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, part: bytes) -> list[bytes]:
-        """The payloads of the `data:` lines that this part completed, without the final `[DONE]`."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        if len(self._rest) > MAX_EVENT_BYTES:
-            raise EngineBroke(f"the engine sent an event above {MAX_EVENT_BYTES} bytes")
-        payloads = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-        return [payload for payload in payloads if payload != b"[DONE]"]
-
-
-def _chunk(event: bytes) -> Chunk:
-    """One event of `/generate`. Raises the typed error that an event carries."""
-    try:
-        value = json.loads(event)
-        if "error" in value:
-            error = value["error"]
-            raise _by_status(int(error.get("code", 400)), str(error.get("message", "")))
-        meta = value["meta_info"]
-        return Chunk(
-            output_ids=tuple(value["output_ids"]),
-            finish=_finish(meta.get("finish_reason")),
-            prompt_tokens=meta.get("prompt_tokens") or 0,
-            cached_tokens=meta.get("cached_tokens") or 0,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EngineBroke(f"a chunk of /generate cannot be read: {error!r}") from error
-
-
-def _finish(reason: dict[str, Any] | None) -> Finish | None:
-    """An abort that carries an HTTP status is an error; one without was asked for."""
-    if reason is None:
-        return None
-    status = reason.get("status_code")
-    if status is not None:
-        raise _by_status(int(status), str(reason.get("message", "")))
-    matched = reason.get("matched")
-    return Finish(
-        type=reason["type"],
-        message=reason.get("message"),
-        matched=matched if isinstance(matched, int) else None,
-    )
-
-
-def _refusal(status: int, body: bytes) -> EngineError:
-    """The typed error of an answer with this status. Reads the gate's form and SGLang's three."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        value = body.decode("utf-8", "replace")
-    error = value.get("error", value) if isinstance(value, dict) else value
-    if isinstance(error, dict):
-        message = str(error.get("message", error.get("detail", error)))
-        kind = error.get("type")
-        if status == 409 and kind in GATE_REFUSALS:
-            entry = value.get("route_entry")
-            text = None if entry is None else json.dumps(entry, separators=(",", ":"))
-            return GateClosed(kind, _short(message), text)
-    else:
-        message = str(error)
-    return _by_status(status, message)
-
-
-def _by_status(status: int, message: str) -> EngineError:
-    if status >= 500:
-        return EngineBroke(f"engine answered {status}: {_short(message)}", status)
-    return EngineRefused(status, _short(message))
-
-
-def _gate_report(body: bytes) -> GateReport:
-    try:
-        value = json.loads(body)
-        entry = value["route_entry"]
-        value["route_entry"] = None if entry is None else json.dumps(entry, separators=(",", ":"))
-        return GateReport.model_validate(value)
-    except (ValueError, KeyError, TypeError) as error:
-        raise EngineBroke(f"{GATE_PATH} cannot be read: {error!r}") from error
-
-
 def _end_to_end(response: httpx.Response) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, value) for name, value in response.headers.items() if name not in HOP_BY_HOP
@@ -403,8 +286,3 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
 def _named(error: httpx.TransportError) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split()) or "no message"
-    return line if len(line) <= MAX_MESSAGE_CHARS else line[: MAX_MESSAGE_CHARS - 1] + "…"
