@@ -159,6 +159,7 @@ def test_an_executor_whose_route_entry_somebody_else_wrote_does_not_go_on(watche
     other = entry.model_copy(update={"term": 5})
     if not watched:
         scene.executor.watches = ()  # it learns of it only when its own write is refused
+        scene.world.listeners.clear()  # until then it sends commands under a term that is over
     scene.world.write("routes", "toy", other.canonical_json())
     with pytest.raises(BrokenInvariant, match="somebody else leads toy"):
         scene.world.run_for(30.0)

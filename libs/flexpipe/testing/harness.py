@@ -11,10 +11,11 @@ from typing import Final
 
 from flexpipe.bus.hearing import Hearing
 from flexpipe.events import catalog
-from flexpipe.events.plan import WithdrawDevice
+from flexpipe.events.message import Command
+from flexpipe.events.plan import FenceWorker, WithdrawDevice
 from flexpipe.events.route import BatchHandedOver
 from flexpipe.events.shift import ShiftRefused
-from flexpipe.kernel.machine import Machine, Watched
+from flexpipe.kernel.machine import Machine, Publish, Watched
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fence import Fence
 from flexpipe.model.fleet import Node
@@ -66,7 +67,9 @@ class ShiftWorld:
         self.executor = self.world.mount(
             EXECUTOR, "executor", executor, hears=EXECUTOR_HEARS, watches=EXECUTOR_WATCHES
         )
-        self.world.checks.append(Laws(self).check)
+        laws = Laws(self)
+        self.world.checks.append(laws.check)
+        self.world.listeners.append(laws.persisted_first)
         self.world.run_for(0.1)
 
     # -- hands ------------------------------------------------------------------------------------
@@ -203,6 +206,21 @@ class Laws:
             for device in worker.node.devices:
                 used = worker.used_bytes(device.device)
                 assert used <= device.memory_bytes, f"{node}/{device.device}: engines take {used}"
+
+    def persisted_first(self, sender: str, message: Publish) -> None:
+        """A command goes out under a step and a term that were stored before it."""
+        said = catalog.parse(message.type, message.message)
+        fence = getattr(said, "fence", None)
+        if sender != EXECUTOR or not isinstance(said, Command) or not isinstance(fence, Fence):
+            return
+        entry = self._scene.entry(fence.deployment)
+        assert entry is not None, f"{message.type} was sent before there is a route entry"
+        assert entry.term == fence.term, f"{message.type} under term {fence.term} of {entry.term}"
+        value = self._scene.world.buckets.get("shifts", f"{fence.deployment}.{fence.shift}").value
+        if not isinstance(said, FenceWorker):
+            record = ShiftRecord.model_validate_json(value or "")
+            late = f"{message.type} went out before step {fence.step} was stored"
+            assert record.step >= fence.step, late
 
     def _reserved(self, held: DeviceReservations) -> None:
         assert held.total_bytes <= self._memory[held.device.key], f"{held.device} is oversubscribed"

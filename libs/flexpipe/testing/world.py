@@ -104,6 +104,7 @@ class World:
         self.spans: list[Span] = []
         self.measures: list[Measure] = []
         self.checks: list[Callable[[], None]] = []  # run after every input
+        self.listeners: list[Callable[[str, Publish], None]] = []  # told of every message at once
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._arrivals: dict[tuple[str, str], float] = {}
@@ -282,6 +283,8 @@ class World:
     def _publish(self, sender: str, message: Publish) -> None:
         if not self.post.accept(self.now_s, sender, message):
             return
+        for listener in self.listeners:
+            listener(sender, message)
         delivered = Delivered(
             type=message.type,
             message=message.message,
