@@ -61,20 +61,20 @@ def test_the_demo_shifts_there_and_back_and_every_decision_replays(tmp_path: Pat
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     before = _ours(tmp_path)
     assert not before
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-u", "-m", "flexpipe.cli", "demo", "--engine", "emulated"],
         env={**os.environ, "FLEXPIPE_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "shifting to" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()
-    assert process.wait(timeout=60) == 130
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "shifting to" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(timeout=60) == 130
     assert "everything is stopped" in rest
     assert "Traceback" not in rest
     assert not _ours(tmp_path)

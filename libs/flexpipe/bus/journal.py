@@ -33,14 +33,14 @@ PART_BYTES = 512 * 1024
 
 
 class Begin(Frozen):
-    """First line of a run. `snapshot` None: the machine was fresh; else what it was restored from."""
+    """First line of a run. `snapshot` is the machine before its first input: a journal needs nothing beside it."""
 
     line: Literal["begin"] = "begin"
     run: str
     service: str
     name: str
     now_s: float
-    snapshot: str | None = None
+    snapshot: str | None = None  # None: as it was made
 
 
 class Fed(Frozen):

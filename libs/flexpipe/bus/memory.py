@@ -72,7 +72,7 @@ class MachineMemory:
             service=self._service,
             name=self._name,
             now_s=now_s,
-            snapshot=self._base if is_restored else None,
+            snapshot=self._base,
         )
         await self._put(Line(first.canonical_json()))
         await self._put_snapshot()

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from flexpipe.events.message import Command, Event
+from flexpipe.kernel.frozen import Frozen
 from flexpipe.model.names import Name
 from flexpipe.model.sequence import MovedSequence
 from flexpipe.model.shift import Phase, ShiftOrder, StartClass
 
 
+class Seen(Frozen):
+    """A bucket key that the sender of an order had read, at this revision."""
+
+    bucket: Literal["deployments", "fleet"]
+    key: str
+    revision: int
+
+
 class OrderShift(Command):
-    """Asks the executor for a shift. Sent by the command line (the plan resolved) and by the estimator."""
+    """Asks the executor for a shift. Sent by the command line (the plan resolved) and by the estimator.
+
+    `seen` is what the order rests on. Buckets and commands travel apart, so an order may overtake what was written
+    before it: the executor considers it once it knows as much as its sender did.
+    """
 
     order_id: Annotated[str, Field(min_length=1, max_length=64)]
     order: ShiftOrder
+    seen: Annotated[tuple[Seen, ...], Field(max_length=256)] = ()
 
     def bus_key(self) -> str:
         return self.order.deployment

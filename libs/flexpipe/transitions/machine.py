@@ -39,6 +39,16 @@ from flexpipe.transitions.recovery import Boot
 from flexpipe.transitions.step import Again, Close, Go, Reserve, Turn, Undo
 from flexpipe.transitions.steps import STEPS
 
+OVERTAKEN_LIMIT_S = 12.0
+"""How long an order waits for what it rests on. Watched buckets are compared in full every ten seconds."""
+
+
+class _Waiting(Frozen):
+    """An order not yet considered, and until when it waits for what its sender had seen."""
+
+    order: OrderShift
+    until_s: float
+
 
 class _Snapshot(Frozen):
     entries: tuple[Entry, ...]
@@ -47,7 +57,7 @@ class _Snapshot(Frozen):
     pending: tuple[str, ...]
     writer: tuple[str, int] | None
     resuming: tuple[tuple[str, int], ...]
-    orders: tuple[OrderShift, ...]
+    orders: tuple[_Waiting, ...]
     losses: tuple[Loss, ...]
     boot: Boot
     now_s: float
@@ -66,7 +76,7 @@ class Executor:
         self._pending: list[str] = []  # writes whose outcome is still to come, in order
         self._writer: tuple[str, int] | None = None  # the flight that made them
         self._resuming: set[tuple[str, int]] = set()  # flights to be taken up anew
-        self._orders: list[OrderShift] = []
+        self._orders: list[_Waiting] = []
         self._losses: list[Loss] = []
         self._boot = Boot.NOT_STARTED
         self._now_s = 0.0
@@ -103,7 +113,8 @@ class Executor:
     def _hear(self, message: Message) -> None:
         match message:
             case OrderShift():
-                self._orders.append(message)
+                until_s = self._now_s + OVERTAKEN_LIMIT_S
+                self._orders.append(_Waiting(order=message, until_s=until_s))
             case RouteApplied():
                 router = (message.deployment, message.router)
                 self._applied[router] = max(self._applied.get(router, 0), message.revision)
@@ -179,9 +190,11 @@ class Executor:
         )
 
     def _take_order(self, out: Outbox) -> bool:
-        if not self._orders:
+        waiting = next((each for each in self._orders if self._is_due(each)), None)
+        if waiting is None:
             return False
-        order = self._orders.pop(0)
+        self._orders.remove(waiting)
+        order = waiting.order
         cases = self._cases()
         if known(order, self._books, cases):
             return True
@@ -198,6 +211,12 @@ class Executor:
                 )
                 out.say(refused)
         return True
+
+    def _is_due(self, waiting: _Waiting) -> bool:
+        """Whether this machine knows what the order rests on, or has waited for it long enough."""
+        seen = waiting.order.seen
+        known = all(self._books.revision(each.bucket, each.key) >= each.revision for each in seen)
+        return known or self._now_s >= waiting.until_s
 
     def _take_loss(self, out: Outbox) -> bool:
         for index, loss in enumerate(self._losses):
@@ -290,7 +309,8 @@ class Executor:
         return {key: self._case(self._flights[key]) for key in sorted(self._flights)}
 
     def _next_wake(self) -> float | None:
-        deadlines = [f.progress.deadline_s for f in self._flights.values()]
+        deadlines: list[float | None] = [f.progress.deadline_s for f in self._flights.values()]
+        deadlines += [waiting.until_s for waiting in self._orders]
         return min((each for each in deadlines if each is not None), default=None)
 
     def snapshot(self) -> str:

@@ -149,7 +149,6 @@ async def _first_start(bus: Bus, deployment: Deployment, view: _Show) -> ShiftRe
         f"deploying {deployment.name} as one {deployment.baseline} plan (the engine starts cold)"
     )
     await ordering.store_deployment(bus, deployment)
-    await asyncio.sleep(1)  # TEMPORARY
     gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
     told = await ordering.order_shift(
         bus, deployment.name, gear, "first start", view.tell, wait_s=_limit_s(deployment)

@@ -85,8 +85,11 @@ async def ordered(
         ordered_at_s=time.time(),
         trace_id=trace_id(deployment, order_id),
     )
+    command = shift.OrderShift(
+        order_id=order_id, order=order, seen=await _seen(bus, deployment, target)
+    )
     async with bus.listen(_about(deployment)) as deliveries:
-        await bus.publish(publish(shift.OrderShift(order_id=order_id, order=order), order_id))
+        await bus.publish(publish(command, order_id))
         told = _messages(deliveries)
         yield await _accepted(told, order_id), told
 
@@ -160,6 +163,19 @@ async def within(wait: Awaitable[T], limit_s: float, otherwise: str) -> T:
         if not limit.expired():
             raise  # somebody else's limit: not ours to explain
         raise Unavailable(otherwise) from error
+
+
+async def _seen(bus: Bus, deployment: str, target: Gear) -> tuple[shift.Seen, ...]:
+    """What the order rests on: the deployment, and the nodes of the target's plans."""
+    nodes = sorted({node for plan in target.plans for node in plan.nodes})
+    entries = [await bus.read("deployments", deployment)]
+    entries += [await bus.read("fleet", node) for node in nodes]
+    return tuple(
+        shift.Seen.model_validate(
+            {"bucket": each.bucket, "key": each.key, "revision": each.revision}
+        )
+        for each in entries
+    )
 
 
 def _about(deployment: str) -> tuple[Hearing, ...]:

@@ -1,3 +1,36 @@
 """`flexpipe replay FILE`: a journal fed to a fresh machine of the same kind."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flexpipe.bus.journal import Begin, parse_line
+from flexpipe.bus.replay import ReplayReport, replay
+from flexpipe.hosting.worker import Worker
+from flexpipe.kernel.errors import InvalidInput
+from flexpipe.kernel.machine import Machine
+from flexpipe.routing.machine import Routing
+from flexpipe.transitions.machine import Executor
+
+MACHINES: dict[str, Callable[[str], Machine]] = {
+    "executor": lambda _: Executor(),
+    "router": lambda name: Routing(name, url=""),
+    "worker": lambda _: Worker(),
+}
+"""Service → its deciding machine, made with the name of the instance; each run's first line says what it was."""
+
+
+def replay_file(path: Path) -> ReplayReport:
+    """Replay a file of `flexpipe journal export`. Raises InvalidInput where it is not one."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("file", str(path), "name a file of `flexpipe journal export`") from error
+    first = parse_line(lines[0]) if lines else None
+    if not isinstance(first, Begin) or first.service not in MACHINES:
+        raise InvalidInput(
+            "file", str(path), "it must start with the first line of a run of a known service"
+        )
+    make = MACHINES[first.service]
+    return replay(lines, lambda: make(first.name))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from flexpipe.events.shift import Seen
+from flexpipe.model.deployment import Deployment
 from flexpipe.model.gear import Gear
 from flexpipe.model.route import Pin
 from flexpipe.model.shift import Phase
 from flexpipe.testing.builders import a_deployment, a_gear, a_node, a_plan, an_order_to
 from flexpipe.testing.harness import ShiftWorld
+from flexpipe.transitions.machine import OVERTAKEN_LIMIT_S
 
 TP1 = a_plan("node-a/cpu0")
 ONE = a_gear(TP1)
@@ -131,3 +134,38 @@ def test_a_declaration_that_cannot_be_read_counts_as_absent_and_disturbs_nobody(
     scene.declare(a_deployment("fine"))
     scene.world.run_for(0.01)
     assert scene.shift(ELSEWHERE, "fine").outcome == "completed"
+
+
+def overtaking(scene: ShiftWorld, revision: int) -> str:
+    """An order that rests on a revision of its deployment which the executor has not seen yet."""
+    order = an_order_to(ELSEWHERE, "early", at_s=scene.world.now_s)
+    seen = Seen(bucket="deployments", key="toy", revision=revision)
+    scene.world.say(order.model_copy(update={"seen": (seen,)}))
+    scene.world.run_for(0.5)
+    return "early"
+
+
+def test_an_order_that_overtook_what_it_rests_on_waits_for_it(scene: ShiftWorld) -> None:
+    declared = next(iter(scene.world.buckets.all("deployments")))
+    order_id = overtaking(scene, declared.revision + 1)
+    assert scene.phase(order_id) is None
+    assert scene.refusal_of(order_id) is None
+    changed = Deployment.model_validate_json(declared.value or "")
+    slower = changed.policy.model_copy(update={"park_slots": 7})
+    scene.declare(changed.model_copy(update={"policy": slower}))
+    scene.world.run_for(0.5)
+    assert scene.phase(order_id) is not None
+
+
+def test_an_order_waits_a_limited_time_for_what_never_comes(scene: ShiftWorld) -> None:
+    declared = next(iter(scene.world.buckets.all("deployments")))
+    order_id = overtaking(scene, declared.revision + 1000)
+    scene.world.run_for(OVERTAKEN_LIMIT_S)
+    assert scene.phase(order_id) is not None
+
+
+def test_an_order_that_waits_does_not_hold_up_another(scene: ShiftWorld) -> None:
+    overtaking(scene, 10_000)
+    order_id = scene.order(ONE)
+    scene.world.run_for(0.1)
+    assert scene.refusal_of(order_id) == "toy is in this gear already (tp1)"
