@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,13 +20,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         folder=tmp_path / "instance",
         nodes=(NodeLayout("node-a"),),
         device_kind="emulated",
-        first_engine_port=engine_port(),
     )
     async with staged(layout) as it:
         await it.apply(Path("ops/examples/emulated.toml"))
         yield it
-
-
-def engine_port() -> int:
-    """Engine ports of this test process: apart from those of a demo that runs beside it."""
-    return 20_000 + (os.getpid() % 10) * 1_040

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import engine_port
 from e2e.stage import Stage, staged, until
 from flexpipe.cli import ordering
 from flexpipe.cli.embedded import Layout, NodeLayout
@@ -43,7 +42,6 @@ async def two_nodes(tmp_path: Path) -> AsyncIterator[Callable[..., Stage]]:
             nodes=(NodeLayout("node-a"), NodeLayout("node-b", env=env)),
             routers=routers,
             device_kind="emulated",
-            first_engine_port=engine_port(),
         )
         context = staged(layout)
         stage = await context.__aenter__()

@@ -30,9 +30,12 @@ READY_LIMIT_S = 30.0
 """Services are ready in two or three seconds; a loaded machine takes ten."""
 LOOK_EVERY_S = 0.1
 GIGABYTE = 1_000_000_000
-FIRST_ENGINE_PORT = 31_000
+ENGINE_PORTS = range(20_000, 31_000, 520)
+"""Where the engine ports of an instance may begin: below the ports that the kernel gives to clients (32768 on)."""
+PORTS_LOOKED_AT = 64
+"""Ports at the beginning of a node's range that must be free: eight plans, more than a machine like this one holds."""
 PORTS_A_NODE = 520
-"""64 plans of eight ports, and a gap. Three nodes stay below the ports that the kernel gives to clients (32768 on)."""
+"""64 plans of eight ports, and a gap."""
 EXAMPLES = {
     "sglang": Path("ops/examples/smollm2.toml"),
     "emulated": Path("ops/examples/emulated.toml"),
@@ -59,7 +62,6 @@ class Layout:
     nodes: tuple[NodeLayout, ...] = (NodeLayout("node-a"),)
     router_port: int = 0
     routers: tuple[str, ...] = ("router-1",)
-    first_engine_port: int = FIRST_ENGINE_PORT
     device_kind: str = "cpu"
     log_level: str = "INFO"
     env: dict[str, str] = field(default_factory=dict)
@@ -112,6 +114,7 @@ async def _start_services(
 ) -> dict[str, str]:
     """Start executor, workers and routers; the readiness address of each by name."""
     probes: dict[str, str] = {}
+    engines = free_engine_ports(len(layout.nodes))
 
     async def start(service: str, name: str, settings: BusSettings, env: dict[str, str]) -> None:
         await supervisor.start(
@@ -140,6 +143,7 @@ async def _start_services(
         port = free_port()
         probes[node.name] = f"http://127.0.0.1:{port}/ready"
         env = _worker_env(layout, node, folder / node.name, index, port)
+        env["FLEXPIPE_WORKER_FIRST_PORT"] = str(engines[index])
         await start("worker", node.name, server.settings(f"worker-{node.name}"), env)
     for index, name in enumerate(layout.routers):
         port = layout.router_port + index if layout.router_port else free_port()
@@ -166,7 +170,6 @@ def _worker_env(
     return {
         "FLEXPIPE_WORKER_NODE": node.name,
         "FLEXPIPE_WORKER_DEVICES": json.dumps(devices),
-        "FLEXPIPE_WORKER_FIRST_PORT": str(layout.first_engine_port + index * PORTS_A_NODE),
         "FLEXPIPE_WORKER_STATE_DIR": str(state),
         "FLEXPIPE_WORKER_HTTP_PORT": str(port),
         **node.env,
@@ -204,16 +207,32 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def require_free(port: int) -> None:
-    """Raises InvalidInput where somebody listens on the port."""
+def free_engine_ports(nodes: int) -> list[int]:
+    """The first engine port of each node, such that nobody listens where their first plans go.
+
+    Several instances may run on one machine. Raises Unavailable where there is no room for one more.
+    """
+    for base in ENGINE_PORTS:
+        firsts = [base + index * PORTS_A_NODE for index in range(nodes)]
+        if all(_is_free(first + offset) for first in firsts for offset in range(PORTS_LOOKED_AT)):
+            return firsts
+    raise Unavailable(f"no free engine ports between {ENGINE_PORTS.start} and {ENGINE_PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise InvalidInput(
-                "port", port, "another program uses it; stop that one or give another"
-            ) from error
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - only to see whether any address has it
+        except OSError:
+            return False
+        return True
+
+
+def require_free(port: int) -> None:
+    """Raises InvalidInput where somebody listens on the port."""
+    if not _is_free(port):
+        raise InvalidInput("port", port, "another program uses it; stop that one or give another")
 
 
 async def run_up(engine: str, console: Console, *, port: int) -> None:

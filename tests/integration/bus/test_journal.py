@@ -15,6 +15,7 @@ from flexpipe.events.shift import OrderShift
 from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.machine import Effect, Effects, Input, Put
 from flexpipe.testing.nats import Dial, until
+from flexpipe.testing.recorder import Recorder
 from flexpipe.testing.tally import Nudged, Ring, Tally, an_order
 
 pytestmark = pytest.mark.processes
