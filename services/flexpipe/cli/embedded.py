@@ -46,9 +46,13 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """One emulated node: a worker with CPU slots of that many bytes."""
+    """One emulated node: a worker with CPU slots of that many bytes.
+
+    Engines over several nodes need an address a node: SGLang opens the same ports on each.
+    """
 
     name: str
+    address: str = "127.0.0.1"
     slots: int = 2
     slot_bytes: int = 6 * GIGABYTE
     env: dict[str, str] = field(default_factory=dict)
@@ -169,6 +173,7 @@ def _worker_env(
     ]
     return {
         "FLEXPIPE_WORKER_NODE": node.name,
+        "FLEXPIPE_WORKER_ADDRESS": node.address,
         "FLEXPIPE_WORKER_DEVICES": json.dumps(devices),
         "FLEXPIPE_WORKER_STATE_DIR": str(state),
         "FLEXPIPE_WORKER_HTTP_PORT": str(port),

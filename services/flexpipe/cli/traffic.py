@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,7 @@ async def fill(answer: Answer, client: httpx.AsyncClient, model: str) -> None:
                 )
                 return
             last_s = time.monotonic()
-            async for line in response.aiter_lines():
+            async for line in _lines(response):
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 now_s = time.monotonic()
@@ -96,6 +96,15 @@ async def fill(answer: Answer, client: httpx.AsyncClient, model: str) -> None:
                 _take(answer, json.loads(line.removeprefix("data: ")))
     except (httpx.HTTPError, ValueError) as error:
         answer.error = f"{type(error).__name__}: {error}"
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Lines end at newlines only; httpx also cuts at U+2028 and its like, which JSON may hold raw."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.decode()
 
 
 def _take(answer: Answer, chunk: dict[str, Any]) -> None:
