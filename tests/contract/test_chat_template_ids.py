@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
+from flexpipe.cli.models import engine_python, ensure_model
 from flexpipe.routing.text.tokenizer import TextTokenizer
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]  # a model may have to be converted first
 
-ROOT = Path(__file__).parents[2]
-ENGINE_PYTHON = Path(os.environ.get("FLEXPIPE_ENGINE_VENV", ROOT / ".venv-sglang")) / "bin/python"
-MODELS = ("smollm2-135m-instruct", "toy-llama")
+MODELS = ("smollm2", "toy")
 
 ORACLE = """
 import json, sys
@@ -96,10 +95,8 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_ids_and_text_equal_the_engines(model: str) -> None:
-    folder = ROOT / "var/models" / model
-    if not ENGINE_PYTHON.exists() or not folder.exists():
-        pytest.skip(f"needs {ENGINE_PYTHON} and {folder}: run `make engine`")
+async def test_ids_and_text_equal_the_engines(model: str) -> None:
+    folder = await ensure_model(model)
     text = TextTokenizer.load(folder)
     chats = [text.encode_chat(chat, now=datetime(2026, 1, 1, tzinfo=UTC)) for chat in CHATS]
     prompts = [text.encode(prompt) for prompt in PROMPTS]
@@ -120,7 +117,7 @@ def streamed(text: TextTokenizer, ids: list[int]) -> str:
 def oracle(folder: Path, ids: list[list[int]]) -> dict[str, Any]:
     asked = {"model": str(folder), "chats": CHATS, "prompts": PROMPTS, "ids": ids}
     run = subprocess.run(
-        [str(ENGINE_PYTHON), "-c", ORACLE],
+        [str(engine_python()), "-c", ORACLE],
         input=json.dumps(asked),
         capture_output=True,
         text=True,
