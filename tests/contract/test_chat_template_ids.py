@@ -16,7 +16,8 @@ import pytest
 from flexpipe.cli.models import engine_python, ensure_model
 from flexpipe.routing.text.tokenizer import TextTokenizer
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]  # a model may have to be converted first
+# The limit is long because a model may have to be converted first.
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 MODELS = ("smollm2", "toy")
 
