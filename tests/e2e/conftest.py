@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.stage import Stage, staged
+from e2e.stage import EXAMPLE, QUICK, Stage, staged
 from flexpipe.cli.embedded import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
 
@@ -22,5 +22,5 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         device_kind="emulated",
     )
     async with staged(layout) as it:
-        await it.apply(Path("ops/examples/emulated.toml"))
+        await it.apply(EXAMPLE, **QUICK)
         yield it

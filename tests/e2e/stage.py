@@ -28,6 +28,11 @@ PATIENCE_S = 60.0
 """Upper limit of a wait for something that takes a second or two on an idle machine."""
 
 
+EXAMPLE = Path("ops/examples/emulated.toml")
+QUICK = {"canary_requests": 2, "canary_synthetic_after_s": 0.2}
+"""A policy for tests: a canary of the same kind that does not wait for traffic."""
+
+
 @dataclass
 class Stage:
     """A running instance and what a test says to it."""
