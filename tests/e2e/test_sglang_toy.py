@@ -43,8 +43,8 @@ TP2 = "tp2@node-a/cpu0,node-a/cpu1"
 PP2 = "pp2@node-a/cpu0,node-b/cpu0"
 
 TOKENS = 600
-"""Twice what a stream has when the hand-over finds it. The top choice is ahead by 5e-4 at each of these tokens, far more
-than float32 sums differ by, so texts come out the same whatever runs beside them."""
+"""Twice what a stream has when the hand-over finds it. The top choice is ahead by 5e-4 at each of these tokens, far
+more than float32 sums differ by, so texts come out the same whatever runs beside them."""
 QUESTIONS = [Question(f"Count the ships in harbour {number}.", TOKENS) for number in range(7)]
 LONG = [Question(f"Name every star of figure {number}.", 7000) for number in range(4)]
 """For clients that leave: would run on for minutes if anybody let them."""

@@ -30,9 +30,13 @@ class LaunchRanks(GroupEffect):
 
 
 class PollReady(GroupEffect):
-    """Ask the front until it is ready. Answered by FrontReady, or FrontSilent at the limit."""
+    """Ask the front until it is ready. Answered by FrontReady, or FrontSilent at the limit.
+
+    Ready is what says that it serves this plan: somebody else may listen where the front is still to come.
+    """
 
     front: str
+    plan: str
     limit_s: float
 
 

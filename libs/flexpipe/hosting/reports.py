@@ -17,9 +17,14 @@ def ranks_up(turn: Turn, hosted: Hosted, report: inputs.RanksUp) -> None:
         return
     if hosted.leads:
         left_s = max(0.0, hosted.deadline_s - turn.now_s)
-        turn.do(PollReady(group=hosted.group, front=hosted.ranks.front, limit_s=left_s))
+        turn.do(_poll(hosted, left_s))
     else:
         _runs(turn, hosted)
+
+
+def _poll(hosted: Hosted, limit_s: float) -> PollReady:
+    front, plan = hosted.ranks.front, hosted.ranks.plan.id
+    return PollReady(group=hosted.group, front=front, plan=plan, limit_s=limit_s)
 
 
 def front_ready(turn: Turn, hosted: Hosted) -> None:
@@ -49,7 +54,7 @@ def front_silent(turn: Turn, hosted: Hosted, report: inputs.FrontSilent) -> None
         return
     left_s = hosted.deadline_s - turn.now_s
     if left_s > 0:
-        turn.do(PollReady(group=hosted.group, front=hosted.ranks.front, limit_s=left_s))
+        turn.do(_poll(hosted, left_s))
         return
     reason = f"not ready within {report.waited_s:.0f} s of its launch"
     turn.failed(hosted.plan, hosted.start, reason, report.log_tail)

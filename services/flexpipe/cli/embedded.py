@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from flexpipe.bus.server import EmbeddedServer, embedded_server
 from flexpipe.bus.settings import BusSettings
 from flexpipe.bus.users import Instance
 from flexpipe.cli.context import home
+from flexpipe.cli.ports import engine_ports, free_port, require_free
 from flexpipe.cli.supervisor import Child, Supervisor, log_tail
 from flexpipe.kernel.errors import InvalidInput, Unavailable
 
@@ -30,12 +30,6 @@ READY_LIMIT_S = 30.0
 """Services are ready in two or three seconds; a loaded machine takes ten."""
 LOOK_EVERY_S = 0.1
 GIGABYTE = 1_000_000_000
-ENGINE_PORTS = range(20_000, 31_000, 520)
-"""Where the engine ports of an instance may begin: below the ports that the kernel gives to clients (32768 on)."""
-PORTS_LOOKED_AT = 64
-"""Ports at the beginning of a node's range that must be free: eight plans, more than a machine like this one holds."""
-PORTS_A_NODE = 520
-"""64 plans of eight ports, and a gap."""
 EXAMPLES = {
     "sglang": Path("ops/examples/smollm2.toml"),
     "emulated": Path("ops/examples/emulated.toml"),
@@ -99,9 +93,13 @@ async def embedded(layout: Layout, tell: Tell = lambda _: None) -> AsyncIterator
     routers = [Instance(service="router", name=name) for name in layout.routers]
     supervisor = Supervisor()
     tell("starting NATS (JetStream, loopback)")
-    async with embedded_server(folder / "bus", instances=[*nodes, *routers]) as server:
+    async with AsyncExitStack() as stack:
+        ports = stack.enter_context(engine_ports(len(nodes)))
+        server = await stack.enter_async_context(
+            embedded_server(folder / "bus", instances=[*nodes, *routers])
+        )
         try:
-            probes = await _start_services(layout, folder, server, supervisor)
+            probes = await _start_services(layout, folder, server, supervisor, ports)
             tell(f"services: {', '.join(supervisor.pids)}")
             await _until_ready(probes, folder)
             urls = tuple(
@@ -114,11 +112,14 @@ async def embedded(layout: Layout, tell: Tell = lambda _: None) -> AsyncIterator
 
 
 async def _start_services(
-    layout: Layout, folder: Path, server: EmbeddedServer, supervisor: Supervisor
+    layout: Layout,
+    folder: Path,
+    server: EmbeddedServer,
+    supervisor: Supervisor,
+    engines: tuple[int, ...],
 ) -> dict[str, str]:
     """Start executor, workers and routers; the readiness address of each by name."""
     probes: dict[str, str] = {}
-    engines = free_engine_ports(len(layout.nodes))
 
     async def start(service: str, name: str, settings: BusSettings, env: dict[str, str]) -> None:
         await supervisor.start(
@@ -203,41 +204,6 @@ async def _answers(http: httpx.AsyncClient, url: str) -> bool:
         return (await http.get(url)).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def free_engine_ports(nodes: int) -> list[int]:
-    """The first engine port of each node, such that nobody listens where their first plans go.
-
-    Several instances may run on one machine. Raises Unavailable where there is no room for one more.
-    """
-    for base in ENGINE_PORTS:
-        firsts = [base + index * PORTS_A_NODE for index in range(nodes)]
-        if all(_is_free(first + offset) for first in firsts for offset in range(PORTS_LOOKED_AT)):
-            return firsts
-    raise Unavailable(f"no free engine ports between {ENGINE_PORTS.start} and {ENGINE_PORTS.stop}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - only to see whether any address has it
-        except OSError:
-            return False
-        return True
-
-
-def require_free(port: int) -> None:
-    """Raises InvalidInput where somebody listens on the port."""
-    if not _is_free(port):
-        raise InvalidInput("port", port, "another program uses it; stop that one or give another")
 
 
 async def run_up(engine: str, console: Console, *, port: int) -> None:

@@ -29,14 +29,23 @@ PROMPTS_AT_ONCE: Final = 4
 
 
 async def poll_ready(client: EngineClient, effect: PollReady) -> bool:
-    """Whether the front got ready within the limit."""
+    """Whether the front got ready within the limit: ready, and its gate says that it serves the plan."""
     try:
         async with asyncio.timeout(effect.limit_s):
-            while not await client.ready(READY_ANSWER_S):  # noqa: ASYNC110 - another process's state
+            while not await _serves(client, effect.plan):  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(READY_EVERY_S)
     except TimeoutError:
         return False
     return True
+
+
+async def _serves(client: EngineClient, plan: str) -> bool:
+    if not await client.ready(READY_ANSWER_S):
+        return False
+    try:
+        return (await client.gate()).plan == plan
+    except EngineError:
+        return False
 
 
 async def set_gate(client: EngineClient, effect: SetGate) -> inputs.GroupInput:
