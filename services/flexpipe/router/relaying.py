@@ -12,7 +12,7 @@ from typing import Final
 
 from flexpipe.engines.client import EngineBroke, EngineRefused, Relayed
 from flexpipe.router.running import BUSY_STATUSES, SEQUENCE_HEADER, House, Running
-from flexpipe.routing.effects import Cut, Dispatch
+from flexpipe.routing.effects import Cut, Dispatch, EndWithError
 from flexpipe.routing.inputs import FirstToken, Segments, SequenceCut
 from flexpipe.routing.openai.errors import ErrorBody
 from flexpipe.routing.openai.frames import DONE, event
@@ -49,13 +49,29 @@ class Relaying(Running):
     def segments(self) -> Segments:
         return ()
 
+    def dispatch(self, order: Dispatch) -> None:
+        """Begin anew elsewhere, unless the client has content already: a second answer must not follow the first."""
+        if self.outbox.opened:
+            self._end_for_good()
+        else:
+            super().dispatch(order)
+
     def cut(self, order: Cut) -> None:
-        """Nothing went to the client yet (the machine cuts no other): close it at once."""
+        """Close it at once, for another plan. The machine cuts what has no content, as far as it has heard."""
         if self.order is None or self.order.epoch != order.epoch or self.over.is_set():
+            return
+        if self.outbox.opened:
+            self._end_for_good()
             return
         if self._task is not None:
             self._task.cancel()
         self.house.tell(SequenceCut(sequence=self.id, epoch=order.epoch, tokens=0))
+
+    def _end_for_good(self) -> None:
+        """Its plan gives way and its client has content: one clear error (nothing where it is over)."""
+        if not self.over.is_set():
+            message = "its plan gives way, and a relayed answer cannot go on elsewhere"
+            self.end_with_error(EndWithError(sequence=self.id, message=message))
 
     async def _attempt(self, order: Dispatch) -> None:
         passed = {name: value for name, value in self._wanted.headers if name in PASSED_ON}
@@ -75,8 +91,8 @@ class Relaying(Running):
                 await self._pass_on(order, answer)
             else:
                 await self._pass_whole(order, answer)
-        self.outbox.close()
-        self.finish("stop" if answer.status < 400 else "refused")
+            # Before the connection is closed, which waits: what is whole must not be taken for broken off meanwhile.
+            self.finish("stop" if answer.status < 400 else "refused")
 
     async def _pass_on(self, order: Dispatch, answer: Relayed) -> None:
         async for part in answer.body:

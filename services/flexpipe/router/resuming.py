@@ -105,6 +105,12 @@ class Resuming(Running):
         if self._wanted.stream and not self.outbox.opened:
             self._open()
 
+    def dispatch(self, order: Dispatch) -> None:
+        """Move the ledger at once: an attempt may be replaced before it has run a single step, its epoch is spent."""
+        if not self.over.is_set():
+            self._move_ledger(order)
+            super().dispatch(order)
+
     def cut(self, order: Cut) -> None:
         """Abort at the engine. What never gave a token is closed at once: there is nothing to wait for."""
         now = self.order
@@ -121,7 +127,8 @@ class Resuming(Running):
     # -- one attempt --------------------------------------------------------------------------
 
     async def _attempt(self, order: Dispatch) -> None:
-        ledger = self._moved(order)
+        ledger = self._ledger
+        assert ledger is not None
         self._cutting, self._engine_done = None, False
         stream = self.engine(order).generate_stream(
             self._rid(order.epoch),
@@ -147,20 +154,21 @@ class Resuming(Running):
                     return
                 await self.outbox.room()
 
-    def _moved(self, order: Dispatch) -> SequenceLedger:
-        """The ledger, now under the order's plan and epoch."""
+    def _move_ledger(self, order: Dispatch) -> None:
+        """Put the ledger under the order's plan and epoch. From now on no token of an earlier attempt is taken."""
         if self._ledger is None:
             self._ledger = SequenceLedger(
                 self.id, self._wanted.prompt, order.plan, moves_max=order.moves_limit
             )
-            return self._ledger
-        moved = self._ledger.move(order.plan, order.cause)
-        if isinstance(moved, MoveRefused):
-            # The machine counts moves; a token may have come that it had not heard of when it did.
-            moved = self._ledger.move(order.plan, MoveCause.DEADLINE)
-        if isinstance(moved, MoveRefused) or moved.epoch != order.epoch:
-            self._violations.append(f"ordered epoch {order.epoch}, the ledger has {moved}")
-        return self._ledger
+        else:
+            moved = self._ledger.move(order.plan, order.cause)
+            if isinstance(moved, MoveRefused):
+                # The machine counts moves; a token may have come that it had not heard of when it did.
+                self._ledger.move(order.plan, MoveCause.DEADLINE)
+        if self._ledger.epoch != order.epoch:
+            self._violations.append(
+                f"ordered epoch {order.epoch}, the ledger has {self._ledger.epoch}"
+            )
 
     def _take(self, ledger: SequenceLedger, order: Dispatch, chunk: Chunk) -> None:
         """Take what is new in a chunk: to the ledger, into text, to the client."""
