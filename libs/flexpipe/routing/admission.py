@@ -156,12 +156,14 @@ def _pick(turn: Turn, deployment: DeploymentState, sequence: SequenceState) -> R
     for each in turn.state.sequences.values():
         if each.plan is not None and each.stage in AT_ENGINE:
             running[each.plan] = running.get(each.plan, 0) + 1
+    # Once old plans are frozen, new and kept ones take all by the gear's weights: nobody is a canary any more.
+    switching = bool(entry.in_state(PlanState.FROZEN))
     candidates = tuple(
         picking.Candidate(
             plan=routed.plan.id,
             share=routed.admit,
             running=running.get(routed.plan.id, 0),
-            canary=routed.state is PlanState.CANARY,
+            canary=routed.state is PlanState.CANARY and not switching,
         )
         for routed in sorted(admitting, key=lambda routed: routed.plan.id)
     )

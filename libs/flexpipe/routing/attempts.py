@@ -74,6 +74,14 @@ def failed(turn: Turn, sequence: SequenceState, failure: AttemptFailed) -> None:
         admission.park(turn, sequence, MoveCause.LOST_PLAN)
 
 
+def began_late(turn: Turn, sequence: SequenceState) -> None:
+    """Content reached the client under an attempt that was given up meanwhile: its status is not open any more."""
+    sequence.begun = True
+    if sequence.stage is Stage.PARKED and not sequence.resumable:
+        why = sequence.reason or "not resumable"
+        admission.give_up(turn, sequence, f"its plan is lost, and it cannot be resumed ({why})")
+
+
 def works(turn: Turn, deployment: DeploymentState, plan: str) -> None:
     """A plan gave a token: its errors are forgotten."""
     health = deployment.health.get(plan)

@@ -120,7 +120,11 @@ class Routing:
     ) -> tuple[str, ...]:
         """Word of an attempt; that of an epoch gone by concerns nobody."""
         sequence = self._state.sequences.get(event.sequence)
-        if sequence is None or not attempts.at_engine(sequence, event.epoch):
+        if sequence is None:
+            return ()
+        if not attempts.at_engine(sequence, event.epoch):
+            if isinstance(event, FirstToken):
+                attempts.began_late(turn, sequence)
             return ()
         reports.note_tokens(turn, sequence, event.tokens)
         match event:

@@ -41,7 +41,11 @@ HELD_LOOK_S: Final = 0.25
 
 
 def command(turn: Turn, order: MoveSequences, message_id: str, traceparent: str | None) -> str:
-    """Accept a command, repeat its answer, or say that it is superseded. Gives the deployment's name."""
+    """Accept a command, repeat its answer, or say that it is superseded. Gives the deployment's name.
+
+    The command that an earlier life of this router accepted and did not finish is accepted anew: its sequences went
+    with that life, so the answer comes at once instead of after the executor's limit.
+    """
     deployment = turn.deployment(order.fence.deployment)
     highest = deployment.highest
     if highest is not None and order.fence.order < highest.order:
@@ -52,8 +56,8 @@ def command(turn: Turn, order: MoveSequences, message_id: str, traceparent: str 
             highest=highest,
         )
         turn.say(superseded, message_id)
-    elif highest is not None and order.fence.order == highest.order:
-        _repeat_answer(turn, deployment)
+    elif deployment.hand_over is not None and order.fence == deployment.hand_over.fence:
+        _repeat_answer(turn, deployment.hand_over)
     else:
         _accept(turn, deployment, order, traceparent)
     return deployment.name
@@ -186,9 +190,8 @@ def _accept(
         deployment.hand_over.unreported_since_s = before.unreported_since_s
 
 
-def _repeat_answer(turn: Turn, deployment: DeploymentState) -> None:
-    hand_over = deployment.hand_over
-    if hand_over is None or hand_over.answer is None:
+def _repeat_answer(turn: Turn, hand_over: HandOver) -> None:
+    if hand_over.answer is None:
         return  # still at it: the answer will come
     hand_over.repeats += 1
     answer = BatchHandedOver.model_validate_json(hand_over.answer)
