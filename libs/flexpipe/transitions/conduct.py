@@ -55,6 +55,10 @@ def undo(case: Case, out: Outbox, why: Undo) -> Flight:
     flight = case.flight.with_progress(lost=lost).with_record(
         reason=why.reason, log_tail=why.log_tail[-LOG_TAIL_CHARS:]
     )
+    if case.record.phase is Phase.RESERVING:
+        # Nothing was started, and the devices are somebody else's: only what runs already is ours to clean up.
+        running = tuple(seat for seat in case.seats if seat.thawed)
+        flight = flight.with_progress(seats=running)
     case = case.after(flight)
     closed_gates = case.progress.frozen and bool(case.alive(case.old))
     stage = Stage.REOPEN if closed_gates else Stage.RESTORE

@@ -30,6 +30,10 @@ class ReserveStep(Step):
         if not changes:
             return after_reserving(case)
         fault = reservations.obstacle(case)
+        if fault is not None and any(seat.thawed for seat in case.seats):
+            return Undo(
+                fault
+            )  # the claim on a retiring plan came to this shift: it must clean it up
         if fault is not None:
             return Close(reason=fault)
         return Reserve(changes)

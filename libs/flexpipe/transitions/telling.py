@@ -22,6 +22,7 @@ from flexpipe.model.shift import Outcome, Phase, ShiftRecord
 from flexpipe.transitions.outbox import Outbox
 from flexpipe.transitions.progress import Flight
 
+_NEVER_ACCEPTED = (Phase.RESERVING, Phase.UNDOING, Phase.UNWINDING, Phase.CLOSED)
 _CLEANING = (Phase.RETIRING, Phase.RELEASING, Phase.UNWINDING, Phase.CLOSED)
 
 
@@ -29,9 +30,7 @@ def tell(out: Outbox, before: ShiftRecord | None, flight: Flight, entry: RouteEn
     """Say what changed from `before` to the flight; None says everything that still holds (it was taken up)."""
     record = flight.record
     parent = phase_traceparent(record)
-    accepted = record.phase is not Phase.RESERVING and record.outcome is not Outcome.ROLLED_BACK
-    was_accepted = before is not None and before.phase is not Phase.RESERVING
-    if accepted and not was_accepted:
+    if _accepted(record) and not (before is not None and _accepted(before)):
         ordered = ShiftOrdered(
             deployment=record.deployment,
             shift=record.shift,
@@ -121,6 +120,11 @@ def gear_of(entry: RouteEntry | None) -> Gear:
     active = entry.in_state(PlanState.ACTIVE)
     shares = [PlanShare(plan=r.plan, weight=r.admit) for r in active if r.admit > 0]
     return Gear(shares=tuple(sorted(shares, key=lambda share: share.plan.id)))
+
+
+def _accepted(record: ShiftRecord) -> bool:
+    """Whether its memory was ever reserved: it went somewhere from there but back."""
+    return any(timing.phase not in _NEVER_ACCEPTED for timing in record.timings)
 
 
 def _outcome(
