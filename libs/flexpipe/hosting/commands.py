@@ -33,7 +33,8 @@ def start(turn: Turn, order: StartPlan, command: Command) -> None:
     """Host this node's ranks of a plan: queue them, or answer at once where they run already."""
     live = turn.memory.live(order.plan.id)
     fault = _start_fault(turn, order)
-    if live is not None and live.ranks.front_port == order.front_port:
+    place = (command.fence.deployment, order.front_port)
+    if live is not None and (live.start.fence.deployment, live.ranks.front_port) == place:
         _start_again(turn, live, order, command)
     elif live is not None:
         port = live.ranks.front_port
@@ -49,7 +50,7 @@ def start(turn: Turn, order: StartPlan, command: Command) -> None:
             deadline_s=turn.now_s + order.limit_s,
         )
         turn.put(hosted)
-        known = turn.memory.plan(order.plan.id)
+        known = turn.memory.plan(order.plan.id, command.fence.deployment)
         if known is not None:
             turn.remember(known.model_copy(update={"devices": hosted.devices}))
 
@@ -79,8 +80,9 @@ def _start_fault(turn: Turn, order: StartPlan) -> str | None:
 
 def stop(turn: Turn, order: StopPlan, command: Command) -> None:
     """End this node's ranks of a plan; answered when the last process is gone."""
-    known = turn.memory.plan(order.plan)
-    for hosted in [each for each in turn.memory.hosted if each.plan.id == order.plan]:
+    deployment = command.fence.deployment
+    known = turn.memory.plan(order.plan, deployment)
+    for hosted in turn.memory.of(order.plan, deployment):
         match hosted.stage:
             case Stage.QUEUED:
                 turn.drop(hosted)
@@ -91,13 +93,13 @@ def stop(turn: Turn, order: StopPlan, command: Command) -> None:
                 turn.put(ending, stop=command)
             case _:
                 assert_never(hosted.stage)
-    if not any(each.plan.id == order.plan for each in turn.memory.hosted):
+    if not turn.memory.of(order.plan, deployment):
         turn.stopped(order.plan, command, () if known is None else known.devices)
 
 
 def gate(turn: Turn, order: GatePlan, command: Command) -> None:
     """Open or close the gate in a plan's front."""
-    hosted = _running(turn, order.plan)
+    hosted = _running(turn, order.plan, command)
     if hosted is None:
         turn.stuck(order.plan, command, "gate", _not_running(turn, order.plan))
         return
@@ -116,7 +118,7 @@ def gate(turn: Turn, order: GatePlan, command: Command) -> None:
 
 def warm(turn: Turn, order: WarmPlan, command: Command) -> None:
     """Send synthetic prompts through a plan's front."""
-    hosted = _running(turn, order.plan)
+    hosted = _running(turn, order.plan, command)
     if hosted is None:
         message = PlanWarmed(
             node=turn.node.node,
@@ -155,7 +157,7 @@ def warm_prompt(index: int, vocab: int) -> tuple[int, ...]:
 
 def drain(turn: Turn, order: DrainPlan, command: Command) -> None:
     """Watch the engine's own count of requests until it is zero."""
-    hosted = _running(turn, order.plan)
+    hosted = _running(turn, order.plan, command)
     if hosted is None:
         message = PlanDrained(node=turn.node.node, plan=order.plan, fence=command.fence)
         turn.answer(order.plan, command, "DrainPlan", message)
@@ -190,9 +192,12 @@ def withdraw(turn: Turn, order: WithdrawDevice) -> None:
             turn.put(doomed, doom_s=turn.now_s + turn.limits.withdraw_grace_s)
 
 
-def _running(turn: Turn, plan: str) -> Hosted | None:
+def _running(turn: Turn, plan: str, command: Command) -> Hosted | None:
+    """The group that leads a plan, where it runs for the deployment that asks."""
     live = turn.memory.live(plan)
-    return live if live is not None and live.stage is Stage.RUNNING and live.leads else None
+    if live is None or live.start.fence.deployment != command.fence.deployment:
+        return None
+    return live if live.stage is Stage.RUNNING and live.leads else None
 
 
 def _not_running(turn: Turn, plan: str) -> str:

@@ -118,6 +118,11 @@ class PlanMemory(Frozen):
     devices: tuple[DeviceRef, ...] = ()
     answers: dict[str, Publish | None] = {}
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Plan and deployment."""
+        return (self.plan, self.fence.deployment)
+
 
 class Memory(Frozen):
     """The whole. `plans` in the order of their last acceptance, `hosted` in the order of starts."""
@@ -139,13 +144,22 @@ class Memory(Frozen):
         """Whether a worker process has opened it."""
         return self.node is not None
 
-    def plan(self, plan_id: str) -> PlanMemory | None:
-        """What is remembered of one plan."""
-        return next((each for each in self.plans if each.plan == plan_id), None)
+    def plan(self, plan_id: str, deployment: str) -> PlanMemory | None:
+        """What is remembered of one plan of a deployment: another one may have a plan of the same id."""
+        key = (plan_id, deployment)
+        return next((each for each in self.plans if each.key == key), None)
 
     def group(self, name: str) -> Hosted | None:
         """One rank group, or None where it is gone."""
         return next((each for each in self.hosted if each.group == name), None)
+
+    def of(self, plan_id: str, deployment: str) -> tuple[Hosted, ...]:
+        """The groups of a plan that run for a deployment."""
+        return tuple(
+            each
+            for each in self.hosted
+            if each.plan.id == plan_id and each.start.fence.deployment == deployment
+        )
 
     def live(self, plan_id: str) -> Hosted | None:
         """The group of a plan that is not being stopped."""
@@ -160,11 +174,11 @@ class Memory(Frozen):
 
     def remember(self, plan: PlanMemory) -> Memory:
         """With one plan's memory replaced; the oldest of plans that are not hosted are forgotten."""
-        others = [each for each in self.plans if each.plan != plan.plan]
-        here = {each.plan.id for each in self.hosted}
-        idle = [each for each in others if each.plan not in here]
-        forgotten = {each.plan for each in idle[: max(0, len(idle) - PLANS_REMEMBERED)]}
-        kept = tuple(each for each in others if each.plan not in forgotten)
+        others = [each for each in self.plans if each.key != plan.key]
+        here = {(each.plan.id, each.start.fence.deployment) for each in self.hosted}
+        idle = [each for each in others if each.key not in here]
+        forgotten = {each.key for each in idle[: max(0, len(idle) - PLANS_REMEMBERED)]}
+        kept = tuple(each for each in others if each.key not in forgotten)
         return self.model_copy(update={"plans": (*kept, plan)})
 
     def replaced(self, hosted: Hosted) -> Memory:

@@ -64,7 +64,7 @@ class Turn:
         """Answer a command, and keep the answer for a repeat of it."""
         said = publish(message, command.cause, traceparent=command.traceparent)
         self.do(said)
-        known = self.memory.plan(plan)
+        known = self.memory.plan(plan, command.fence.deployment)
         if known is not None and known.fence == command.fence:
             answers = {**known.answers, kind: said}
             self.memory = self.memory.remember(known.model_copy(update={"answers": answers}))

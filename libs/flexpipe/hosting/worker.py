@@ -194,8 +194,8 @@ def _accept_step(turn: Turn, order: PlanCommand, command: Command) -> bool:
     """Raise the plan's fence; a repeat is answered as before, or not yet; a lower one is refused."""
     plan = order.plan.id if isinstance(order, StartPlan) else order.plan
     kind = type(order).__name__
-    known = turn.memory.plan(plan)
-    if known is not None and known.fence.deployment == order.fence.deployment:
+    known = turn.memory.plan(plan, order.fence.deployment)
+    if known is not None:
         if order.fence.order < known.fence.order:
             _superseded(turn, order, command, known.fence)
             return False

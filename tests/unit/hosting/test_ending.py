@@ -3,6 +3,7 @@
 import pytest
 
 from flexpipe.events.plan import (
+    CommandSuperseded,
     EngineFailed,
     EngineLost,
     PlanDrained,
@@ -13,8 +14,10 @@ from flexpipe.events.plan import (
 )
 from flexpipe.hosting import effects, inputs
 from flexpipe.hosting.commands import warm_prompt
+from flexpipe.hosting.memory import Stage
 from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.machine import Put
+from flexpipe.model.fence import Fence
 from flexpipe.model.fleet import DeviceRef
 from unit.hosting.bench import (
     Bench,
@@ -265,3 +268,20 @@ def test_a_worker_that_is_stopped_ends_its_engines_and_leaves_the_fleet() -> Non
 def test_what_is_heard_of_a_group_that_is_gone_means_nothing() -> None:
     worker = bench()
     assert nothing(worker.feed(inputs.FrontReady(group="p-1.1.1.1")))
+
+
+def test_commands_of_another_deployment_do_not_touch_a_plan_of_the_same_id() -> None:
+    """Two deployments of one model may lay it over the same devices, one after the other."""
+    worker = bench()
+    wanted = plan("a0")
+    worker.run(wanted, fence(5))
+    other = Fence(deployment="other", term=9, shift=9, step=9)
+    told = worker.stop(wanted, other)
+    assert asked(told, effects.StopRanks) == []
+    assert only(told, PlanStopped).fence == other
+    assert asked(worker.gate(wanted, other, admitting=False), effects.SetGate) == []
+    assert [each.stage for each in worker.worker.hosted] == [Stage.RUNNING]
+    stale = only(worker.stop(wanted, fence(4)), CommandSuperseded)
+    assert stale.highest == fence(5), (
+        "what another deployment was accepted with changes no fence of ours"
+    )
