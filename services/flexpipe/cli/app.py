@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Coroutine
 from datetime import UTC, datetime
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 from flexpipe.cli import looking, ordering, views
 from flexpipe.cli.context import operator_bus
 from flexpipe.cli.declare import read_deployment
-from flexpipe.events import shift as shift_events
-from flexpipe.events.message import Message
+from flexpipe.cli.embedded import Embedded, run_up
+from flexpipe.cli.printing import console, event_line, finish, show, teller
 from flexpipe.kernel.errors import FlexPipeError, InvalidInput
-from flexpipe.kernel.frozen import Frozen
 from flexpipe.model.fleet import DeviceRef
 
 SHIFT_LIMIT_S = 900.0
@@ -37,7 +34,6 @@ journal_app = typer.Typer(help="The input journal of deciding machines.", no_arg
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(journal_app, name="journal")
 
-console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 OfDeployment = Annotated[
     str | None, typer.Option("--deployment", "-d", help="Of this deployment only.")
@@ -62,7 +58,7 @@ def apply(
                 for route in await looking.read_routes(bus)
             )
             if serving:
-                _show(
+                show(
                     {"deployment": deployment.name, "changed": changed, "shift": None},
                     as_json=as_json,
                 )
@@ -74,10 +70,10 @@ def apply(
                 deployment.name,
                 gear,
                 trigger,
-                _teller(as_json=as_json),
+                teller(as_json=as_json),
                 wait_s=SHIFT_LIMIT_S if wait else None,
             )
-            _finish(told, as_json=as_json)
+            finish(told, as_json=as_json)
 
     _run(run())
 
@@ -100,7 +96,7 @@ def shift(
     async def look(number: int) -> None:
         async with operator_bus() as bus:
             record = await looking.read_shift(bus, number, deployment)
-            _show(record, views.shift_view(record), as_json=as_json)
+            show(record, views.shift_view(record), as_json=as_json)
 
     async def order(gear_words: str) -> None:
         async with operator_bus() as bus:
@@ -110,10 +106,10 @@ def shift(
                 which,
                 gear,
                 f"ordered by hand: {gear_words}",
-                _teller(as_json=as_json),
+                teller(as_json=as_json),
                 wait_s=SHIFT_LIMIT_S if wait else None,
             )
-            _finish(told, as_json=as_json)
+            finish(told, as_json=as_json)
 
     if to is not None:
         _run(order(to))
@@ -139,10 +135,10 @@ def stop(
                 deployment,
                 await ordering.resolve(bus, deployment, "empty"),
                 "stopped by hand",
-                _teller(as_json=as_json),
+                teller(as_json=as_json),
                 wait_s=SHIFT_LIMIT_S if wait else None,
             )
-            _finish(told, as_json=as_json)
+            finish(told, as_json=as_json)
 
     _run(run())
 
@@ -157,7 +153,7 @@ def status(*, as_json: AsJson = False) -> None:
             fleet = await looking.read_fleet(bus)
             held = await looking.read_reservations(bus)
         document = {"routes": routes, "fleet": fleet, "reservations": held}
-        _show(document, views.status_view(routes, fleet, held), as_json=as_json)
+        show(document, views.status_view(routes, fleet, held), as_json=as_json)
 
     _run(run())
 
@@ -169,7 +165,7 @@ def shifts(deployment: OfDeployment = None, *, as_json: AsJson = False) -> None:
     async def run() -> None:
         async with operator_bus() as bus:
             records = await looking.read_shifts(bus, deployment)
-        _show({"shifts": records}, views.shifts_view(records), as_json=as_json)
+        show({"shifts": records}, views.shifts_view(records), as_json=as_json)
 
     _run(run())
 
@@ -189,10 +185,10 @@ def events(
             if follow:
                 async with bus.listen(looking.logged_events(), since_s=since_s) as deliveries:
                     async for delivered in deliveries:
-                        _event_line(delivered.type, delivered.message, as_json=as_json)
+                        event_line(delivered.type, delivered.message, as_json=as_json)
             else:
                 async for delivered in looking.history(bus, looking.logged_events(), since_s):
-                    _event_line(delivered.type, delivered.message, as_json=as_json)
+                    event_line(delivered.type, delivered.message, as_json=as_json)
 
     _run(run())
 
@@ -210,7 +206,7 @@ def trace(
         async with operator_bus() as bus:
             record = await looking.read_shift(bus, number, deployment)
             spans = await looking.read_spans(bus, record.order.trace_id)
-        _show(
+        show(
             {"trace_id": record.order.trace_id, "spans": spans},
             views.trace_view(spans),
             as_json=as_json,
@@ -240,10 +236,13 @@ def up(
     engine: Annotated[str, typer.Option(help="sglang or emulated.")] = "sglang",
     port: Annotated[int, typer.Option(help="The router's port.", min=1, max=65_535)] = 8000,
 ) -> None:
-    """Embedded NATS and all services on this machine, until interrupted."""
-    from flexpipe.cli.embedded import run_up  # noqa: PLC0415
+    """Embedded NATS, all services and the example deployment on this machine, until interrupted."""
+    from flexpipe.cli.demo import deploy_example  # noqa: PLC0415
 
-    _run(run_up(engine, console, port=port))
+    async def deploy(instance: Embedded) -> None:
+        await deploy_example(engine, instance, console.print)
+
+    _run(run_up(engine, console, port=port, deploy=deploy))
 
 
 @app.command()
@@ -316,7 +315,7 @@ def replay(
     from flexpipe.cli.replaying import replay_file  # noqa: PLC0415
 
     report = replay_file(file)
-    _show(
+    show(
         report, f"{report.events} inputs, {len(report.differing)} decisions differ", as_json=as_json
     )
     if report.differing:
@@ -334,68 +333,6 @@ async def _set_device(text: str, *, present: bool) -> None:
             raise InvalidInput("device", text, "no such node; see `flexpipe status`")
         await ordering.set_device(bus, ref, present=present)
     console.print(f"{ref} {'given back' if present else 'taken away'}")
-
-
-def _teller(*, as_json: bool) -> ordering.Told:
-    def tell(message: Message) -> None:
-        if not as_json:
-            console.print(_line(message), highlight=False)
-
-    return tell
-
-
-def _line(message: Message) -> str:
-    match message:
-        case shift_events.ShiftOrdered():
-            return f"shift {message.shift} accepted: {message.trigger}"
-        case shift_events.ShiftPhaseChanged():
-            return f"{views.clock_text(message.at_s)}  {message.phase}"
-        case shift_events.ShiftCompleted():
-            return f"[green]completed[/] after {message.duration_s:.1f} s ({message.start_class})"
-        case shift_events.ShiftRolledBack():
-            return f"[yellow]rolled back[/] after {message.duration_s:.1f} s: {message.reason}"
-        case shift_events.ShiftAbandoned():
-            return f"[red]abandoned[/] after {message.duration_s:.1f} s: {message.reason}"
-        case _:
-            return f"{type(message).__name__} {message.canonical_json()}"
-
-
-def _finish(told: Message, *, as_json: bool) -> None:
-    """Print the outcome for machines, and let the exit code say whether the new gear is in force."""
-    if as_json:
-        _show({"event": type(told).__name__, **told.model_dump(mode="json")}, as_json=True)
-    if isinstance(told, shift_events.ShiftRolledBack | shift_events.ShiftAbandoned):
-        raise typer.Exit(1)
-
-
-def _event_line(type_: str, body: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"type": type_, **json.loads(body)}))
-    else:
-        fields = " ".join(f"{name}={_brief(value)}" for name, value in json.loads(body).items())
-        console.print(f"[bold]{type_}[/] {fields}", highlight=False, soft_wrap=True)
-
-
-def _brief(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _show(document: Any, view: RenderableType | None = None, *, as_json: bool) -> None:
-    if as_json or view is None:
-        print(json.dumps(_plain(document), allow_nan=False))
-    else:
-        console.print(view)
-
-
-def _plain(document: Any) -> Any:
-    if isinstance(document, Frozen):
-        return document.model_dump(mode="json")
-    if isinstance(document, dict):
-        return {key: _plain(value) for key, value in document.items()}
-    if isinstance(document, list | tuple):
-        return [_plain(value) for value in document]
-    return document
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:

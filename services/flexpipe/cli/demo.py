@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +106,7 @@ async def run_demo(engine: str, console: Console, *, as_json: bool) -> int:
 
 async def _tell_story(engine: str, view: _Show) -> Account:
     kind = device_kind(engine)
-    view.step(f"model folder for {engine}")
-    await ensure_model(MODELS[engine])
-    deployment = read_deployment(Path(EXAMPLES[engine]))
+    deployment = await _example(engine, view.step)
     layout = Layout(folder=home(), device_kind=kind)
     async with embedded(layout, view.step) as instance, _operator(instance) as bus:
         first = await _first_start(bus, deployment, view)
@@ -125,6 +123,26 @@ async def _tell_story(engine: str, view: _Show) -> Account:
         spans = await looking.read_spans(bus, shifts[0].record.order.trace_id)
         await _keep_journals(bus, layout, view)
     return Account(engine, first, tuple(shifts), tuple(judgements), spans)
+
+
+async def deploy_example(engine: str, instance: Embedded, tell: Callable[[str], None]) -> None:
+    """Declare the engine's example and, where it does not serve yet, start it on its baseline. Raises FlexPipeError."""
+    deployment = await _example(engine, tell)
+    async with _operator(instance) as bus:
+        await ordering.store_deployment(bus, deployment)
+        tell(f"deploying {deployment.name} as {deployment.baseline} (the engine starts cold)")
+        gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
+        told = await ordering.order_shift(
+            bus, deployment.name, gear, "flexpipe up", lambda _: None, wait_s=_limit_s(deployment)
+        )
+    if not isinstance(told, shift_events.ShiftCompleted):
+        raise Unavailable(f"{deployment.name} could not be started: {_reason(told)}")
+
+
+async def _example(engine: str, tell: Callable[[str], None]) -> Deployment:
+    tell(f"model folder for {engine}")
+    await ensure_model(MODELS[engine])
+    return read_deployment(Path(EXAMPLES[engine]))
 
 
 async def _keep_journals(bus: Bus, layout: Layout, view: _Show) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,19 +206,32 @@ async def _answers(http: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
-async def run_up(engine: str, console: Console, *, port: int) -> None:
-    """`flexpipe up`: an instance in `home()`, until SIGINT or SIGTERM."""
+async def run_up(
+    engine: str,
+    console: Console,
+    *,
+    port: int,
+    deploy: Callable[[Embedded], Coroutine[None, None, None]],
+) -> None:
+    """`flexpipe up`: an instance in `home()` with the example deployed on it, until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, stop.set)
     layout = Layout(folder=home(), router_port=port, device_kind=device_kind(engine))
     async with embedded(layout, console.print) as instance:
-        console.print(f"[green]ready[/]  router {instance.router_url}   NATS {instance.server.url}")
-        console.print(
-            f"logs in {layout.folder / 'logs'}; try: flexpipe apply -f {EXAMPLES[engine]}"
-        )
-        await stop.wait()
+        deploying = asyncio.create_task(deploy(instance))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({deploying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if deploying.done():
+            deploying.result()
+            console.print(
+                f"[green]ready[/]  endpoint {instance.router_url}/v1   NATS {instance.server.url}"
+            )
+            console.print(f"logs in {layout.folder / 'logs'}; interrupt to stop")
+            await stopping
+        deploying.cancel()
+        await asyncio.wait({deploying})
 
 
 def device_kind(engine: str) -> str:

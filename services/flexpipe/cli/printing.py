@@ -1,0 +1,82 @@
+"""How commands print: tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from flexpipe.cli import ordering, views
+from flexpipe.events import shift as shift_events
+from flexpipe.events.message import Message
+from flexpipe.kernel.frozen import Frozen
+
+console = Console()
+
+
+def teller(*, as_json: bool) -> ordering.Told:
+    """Prints the events of a shift as they come; nothing where the answer is for a program."""
+
+    def tell(message: Message) -> None:
+        if not as_json:
+            console.print(_line(message), highlight=False)
+
+    return tell
+
+
+def _line(message: Message) -> str:
+    match message:
+        case shift_events.ShiftOrdered():
+            return f"shift {message.shift} accepted: {message.trigger}"
+        case shift_events.ShiftPhaseChanged():
+            return f"{views.clock_text(message.at_s)}  {message.phase}"
+        case shift_events.ShiftCompleted():
+            return f"[green]completed[/] after {message.duration_s:.1f} s ({message.start_class})"
+        case shift_events.ShiftRolledBack():
+            return f"[yellow]rolled back[/] after {message.duration_s:.1f} s: {message.reason}"
+        case shift_events.ShiftAbandoned():
+            return f"[red]abandoned[/] after {message.duration_s:.1f} s: {message.reason}"
+        case _:
+            return f"{type(message).__name__} {message.canonical_json()}"
+
+
+def finish(told: Message, *, as_json: bool) -> None:
+    """Print the outcome for machines, and let the exit code say whether the new gear is in force."""
+    if as_json:
+        show({"event": type(told).__name__, **told.model_dump(mode="json")}, as_json=True)
+    if isinstance(told, shift_events.ShiftRolledBack | shift_events.ShiftAbandoned):
+        raise typer.Exit(1)
+
+
+def event_line(type_: str, body: str, *, as_json: bool) -> None:
+    """One event of the log, one line."""
+    if as_json:
+        print(json.dumps({"type": type_, **json.loads(body)}))
+    else:
+        fields = " ".join(f"{name}={_brief(value)}" for name, value in json.loads(body).items())
+        console.print(f"[bold]{type_}[/] {fields}", highlight=False, soft_wrap=True)
+
+
+def _brief(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def show(document: Any, view: RenderableType | None = None, *, as_json: bool) -> None:
+    """The document as JSON, or its view for people."""
+    if as_json or view is None:
+        print(json.dumps(_plain(document), allow_nan=False))
+    else:
+        console.print(view)
+
+
+def _plain(document: Any) -> Any:
+    if isinstance(document, Frozen):
+        return document.model_dump(mode="json")
+    if isinstance(document, dict):
+        return {key: _plain(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_plain(value) for value in document]
+    return document
