@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -14,7 +15,7 @@ from flexpipe.kernel.machine import Span
 from flexpipe.model.fleet import Fleet
 from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.sequence import MovedSequence, Verdict
-from flexpipe.model.shift import DeviceReservations, Outcome, PhaseTiming, ShiftRecord
+from flexpipe.model.shift import DeviceReservations, Outcome, Phase, PhaseTiming, ShiftRecord
 
 NOTHING = "–"
 
@@ -40,25 +41,34 @@ def status_view(
 
 def _routes_table(entries: Sequence[RouteEntry]) -> Table:
     table = Table(title="deployments", title_justify="left", expand=False)
-    for column in ("deployment", "plan", "shape", "state", "admits", "devices", "front", "note"):
-        table.add_column(column, overflow="fold")
+    for column in ("deployment", "plan", "shape", "state", "admits"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("where", overflow="fold")
     for entry in entries:
-        note = f"shift {entry.in_flight} in flight" if entry.in_flight is not None else ""
-        note += f" pinned: {entry.pin.reason}" if entry.pin else ""
-        if not entry.plans:
-            table.add_row(entry.deployment, NOTHING, "empty", "", "", "", "", note or "stopped")
         for routed in entry.plans:
+            where = f"{', '.join(map(str, routed.plan.devices))} ({routed.front.removeprefix('http://')})"
             table.add_row(
                 entry.deployment,
                 routed.plan.id,
                 routed.plan.shape,
                 Text(routed.state, style=_STATE_STYLE[routed.state]),
                 f"{routed.admit:g}",
-                ", ".join(map(str, routed.plan.devices)),
-                routed.front,
-                note.strip(),
+                where,
             )
+        for note in _notes(entry):
+            table.add_row(entry.deployment, Text(note, style="yellow"))
     return table
+
+
+def _notes(entry: RouteEntry) -> list[str]:
+    notes = []
+    if not entry.plans:
+        notes.append("stopped by hand" if entry.stopped else "nothing serves")
+    if entry.in_flight is not None:
+        notes.append(f"shift {entry.in_flight} in flight")
+    if entry.pin is not None:
+        notes.append(f"pinned by {entry.pin.by}: {entry.pin.reason}")
+    return notes
 
 
 def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations]) -> Table:
@@ -79,36 +89,32 @@ def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations]) -> Table:
     return table
 
 
-def shifts_view(records: Iterable[ShiftRecord]) -> Table:
-    """All shifts, oldest first."""
+def shifts_view(records: Sequence[ShiftRecord]) -> RenderableType:
+    """All shifts, oldest first; reasons below, where there is room for sentences."""
     table = Table(title="shifts", title_justify="left")
-    for column in (
-        "deployment",
-        "shift",
-        "from",
-        "to",
-        "phase",
-        "outcome",
-        "class",
-        "moved",
-        "seconds",
-        "reason",
-    ):
-        table.add_column(column, overflow="fold")
+    for column in ("deployment", "shift", "gears", "outcome", "class"):
+        table.add_column(column, no_wrap=True)
+    for column in ("moved", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
     for record in records:
+        outcome = outcome_text(record.outcome)
+        if record.phase is not Phase.CLOSED:
+            outcome.append(f" ({record.phase})", style="cyan")
         table.add_row(
             record.deployment,
             str(record.shift),
-            record.source.label,
-            record.order.target.label,
-            record.phase,
-            outcome_text(record.outcome),
+            f"{record.source.label} → {record.order.target.label}",
+            outcome,
             record.start_class,
             str(len(moved_only(record.moved))),
             seconds_of(record),
-            record.reason or "",
         )
-    return table
+    reasons = [
+        Text(f"{each.deployment} {each.shift}: {each.reason}", style="yellow")
+        for each in records
+        if each.reason
+    ]
+    return Group(table, *reasons)
 
 
 def shift_view(record: ShiftRecord) -> RenderableType:
@@ -120,7 +126,18 @@ def shift_view(record: ShiftRecord) -> RenderableType:
     head.add_row("outcome", outcome_text(record.outcome))
     if record.reason:
         head.add_row("reason", record.reason)
-    return Group(head, phases_table(record.timings, record.start_class), moved_table(record.moved))
+    for note in record.notes:
+        head.add_row("note", note)
+    parts: list[RenderableType] = [
+        head,
+        phases_table(record.timings, record.start_class),
+        moved_table(record.moved),
+    ]
+    if record.log_tail:
+        parts.append(
+            Panel(record.log_tail.strip(), title="the engine's last words", title_align="left")
+        )
+    return Group(*parts)
 
 
 def phases_table(timings: Sequence[PhaseTiming], start_class: str) -> Table:
@@ -129,6 +146,8 @@ def phases_table(timings: Sequence[PhaseTiming], start_class: str) -> Table:
     table.add_column("phase")
     table.add_column("seconds", justify="right")
     for timing in timings:
+        if timing.phase is Phase.CLOSED:
+            continue  # an end, not a stretch of time
         lasted = NOTHING if timing.end_s is None else f"{timing.end_s - timing.start_s:.3f}"
         table.add_row(timing.phase, lasted)
     return table

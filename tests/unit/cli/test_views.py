@@ -1,0 +1,111 @@
+"""What people see fits a terminal and says what matters."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+
+from flexpipe.cli import views
+from flexpipe.kernel.machine import Span
+from flexpipe.model.gear import EMPTY_GEAR
+from flexpipe.model.sequence import MovedSequence, Verdict
+from flexpipe.model.shift import Outcome, Phase, PhaseTiming, ShiftOrder, ShiftRecord
+from flexpipe.testing.builders import a_gear
+
+
+def printed(view: RenderableType) -> str:
+    """As on a terminal of 80 columns."""
+    console = Console(width=80, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(view)
+    text = capture.get()
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def record(**changes: object) -> ShiftRecord:
+    order = ShiftOrder(
+        deployment="smollm2",
+        target=a_gear(),
+        trigger="by hand",
+        by="anna",
+        ordered_at_s=10.0,
+        trace_id="a" * 32,
+    )
+    base = ShiftRecord(
+        deployment="smollm2",
+        shift=3,
+        term=1,
+        step=4,
+        phase=Phase.CLOSED,
+        order=order,
+        source=EMPTY_GEAR,
+        outcome=Outcome.ROLLED_BACK,
+        reason="engine of p-1 on node-a did not become ready within 180 s",
+        accepted_at_s=10.0,
+        closed_at_s=12.5,
+    )
+    return base.model_copy(update=changes)
+
+
+def test_the_list_of_shifts_gives_reasons_whole_words() -> None:
+    text = printed(views.shifts_view([record()]))
+    assert "rolled_back" in text
+    assert "did not become ready within 180 s" in " ".join(text.split())
+
+
+def test_an_open_shift_says_where_it_stands() -> None:
+    text = printed(views.shifts_view([record(outcome=None, reason=None, phase=Phase.CANARY)]))
+    assert "in flight (canary)" in text
+
+
+def test_one_shift_shows_phases_sequences_notes_and_the_engine_s_last_words() -> None:
+    moved = MovedSequence(
+        sequence="seq-1",
+        verdict=Verdict.REPLAY,
+        reason="resumable",
+        from_plan="p-1",
+        to_plan="p-2",
+        tokens=41,
+        epoch=2,
+        pause_ms=87.4,
+    )
+    shown = record(
+        moved=(moved,),
+        timings=(PhaseTiming(phase=Phase.CANARY, start_s=10.0, end_s=11.25),),
+        notes=("router-2 did not answer",),
+        log_tail="ValueError: no such layer",
+    )
+    text = printed(views.shift_view(shown))
+    for part in (
+        "canary",
+        "1.250",
+        "replay",
+        "41",
+        "87",
+        "router-2 did not answer",
+        "no such layer",
+    ):
+        assert part in text
+
+
+def test_a_trace_is_a_tree_whose_orphans_are_not_lost() -> None:
+    def span(name: str, id_: str, parent: str | None, error: str | None = None) -> Span:
+        return Span(
+            trace_id="a" * 32,
+            span_id=id_,
+            parent_span_id=parent,
+            name=name,
+            start_s=1.0,
+            end_s=2.0,
+            error=error,
+        )
+
+    spans = [
+        span("shift", "1", None),
+        span("canary", "2", "1", "engine error"),
+        span("stray", "3", "9"),
+    ]
+    text = printed(views.trace_view(spans))
+    assert "engine error" in text
+    assert "stray" in text
+    assert "no spans" in printed(views.trace_view([]))
