@@ -67,15 +67,7 @@ class MachineMemory:
         if is_restored and kept is not None:
             await self._restore(kept)
         self._base = self._machine.snapshot()
-        first = Begin(
-            run=self._run,
-            service=self._service,
-            name=self._name,
-            now_s=now_s,
-            snapshot=self._base,
-        )
-        await self._put(Line(first.canonical_json()))
-        await self._put_snapshot()
+        await self._put_begin(now_s)
         return tuple(self._taken)
 
     async def feed(self, now_s: float, event: Input) -> Effects:
@@ -91,7 +83,8 @@ class MachineMemory:
         self._since.append((now_s, event))
         if isinstance(event, Delivered):
             self._taken.append(event.message_id)
-        await self._put_line(now_s, event, journal.effects_digest(effects))
+        if not await self._put_line(now_s, event, journal.effects_digest(effects)):
+            await self._begin_anew(now_s)
         if len(self._since) >= SNAPSHOT_EVERY:
             await self.keep()
         return effects
@@ -157,7 +150,32 @@ class MachineMemory:
             if isinstance(event, Delivered):
                 self._taken.append(event.message_id)
 
-    async def _put_line(self, now_s: float, event: Input, effects: str) -> None:
+    async def _begin_anew(self, now_s: float) -> None:
+        """The bus is away for too long to keep every line: the journal goes on from what the machine knows now.
+
+        Serving must not wait for a journal. What was decided in between cannot be replayed; this is said aloud.
+        """
+        assert self.outbox is not None
+        lost = await self.outbox.drop_lines()
+        LOG.error("journal of %s %s: %d lines given up", self._service, self._name, lost + 1)
+        self._run = uuid.uuid4().hex
+        self._n = 0
+        self._base = self._machine.snapshot()
+        self._since = []
+        await self._put_begin(now_s)
+
+    async def _put_begin(self, now_s: float) -> None:
+        first = Begin(
+            run=self._run,
+            service=self._service,
+            name=self._name,
+            now_s=now_s,
+            snapshot=self._base,
+        )
+        await self._put(Line(first.canonical_json()))
+        await self._put_snapshot()
+
+    async def _put_line(self, now_s: float, event: Input, effects: str) -> bool:
         line = Fed(
             run=self._run,
             n=self._n if not effects.startswith("crash") else self._n + 1,
@@ -166,7 +184,7 @@ class MachineMemory:
             input=event.model_dump(mode="json"),
             effects=effects,
         )
-        await self._put(Line(line.canonical_json()))
+        return await self._put(Line(line.canonical_json()))
 
     async def _put_snapshot(self) -> None:
         kept = Kept(
@@ -178,6 +196,6 @@ class MachineMemory:
         )
         await self._put(Snapshot(canonical_json(kept.model_dump(mode="json"))))
 
-    async def _put(self, item: Line | Snapshot) -> None:
+    async def _put(self, item: Line | Snapshot) -> bool:
         assert self.outbox is not None
-        await self.outbox.put(item)
+        return await self.outbox.put(item)

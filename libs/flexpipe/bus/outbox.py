@@ -1,8 +1,10 @@
-"""The way out of a shell: one queue, one order. Journal lines, messages and snapshots leave exactly as they went in.
+"""The way out of a shell: one queue. Messages leave in the order they went in, journal lines in theirs.
 
 A journal line is put in before the effects of its input, so nothing that a machine decided is ever on the bus before
-the input that led to it is in the journal. Local effects do not wait for either: no bus round trip lies on a hot path.
-Writes to buckets wait until everything before them has left (`reached`).
+the input that led to it is in the journal. While the bus is away lines gather in batches, ahead of messages that wait,
+and never over a snapshot: what it covers is what lies before it. Local effects do not wait for any of it: no bus round
+trip lies on a hot path, and an outage stops nobody who only serves. Writes to buckets wait until everything before them
+has left (`reached`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexpipe.events import catalog
 from flexpipe.events.catalog import Lane
@@ -21,7 +23,11 @@ from flexpipe.kernel.machine import Publish
 LOG = logging.getLogger("flexpipe.bus")
 
 OUTBOX_BOUND = 4096
-"""Items that may wait while the bus is away: minutes of control messages, or a few MiB of journal lines."""
+"""Messages that may wait while the bus is away: hours of what a control service says."""
+NOISE_SHARE = 4
+"""A fourth of the places is open to noise (the seq lane), so that it never keeps out a fact."""
+LINES_BOUND_BYTES = 64 * 1024 * 1024
+"""Journal lines that may wait: ten minutes of a router at a hundred requests a second."""
 BATCH_BYTES = 256 * 1024
 """Journal lines that leave as one message: a quarter of NATS's max_payload."""
 RETRY_WAIT_S = 0.2
@@ -41,11 +47,28 @@ class Snapshot:
     text: str
 
 
+@dataclass(slots=True, eq=False)
+class _Lines:
+    """Lines that leave together."""
+
+    texts: list[str] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """What leaves at once. `first`: how many items went in before the first of it."""
+
+    what: _Lines | Publish | Snapshot
+    first: int
+    noise: bool = False
+
+
 Item = Line | Publish | Snapshot
 
 
 class Outbox:
-    """Bounded; `put` waits while it is full, except that noise (the seq lane) is dropped instead."""
+    """Bounded. A message waits for its place, noise is dropped instead; a line without room is the caller's matter."""
 
     def __init__(
         self,
@@ -54,33 +77,64 @@ class Outbox:
         send_message: Callable[[Publish], Awaitable[None]],
         send_snapshot: Callable[[str], Awaitable[None]],
         bound: int = OUTBOX_BOUND,
+        lines_bound_bytes: int = LINES_BOUND_BYTES,
+        retry_wait_s: float = RETRY_WAIT_S,
     ) -> None:
         self._send_lines = send_lines
         self._send_message = send_message
         self._send_snapshot = send_snapshot
         self._bound = bound
-        self._items: deque[Item] = deque()
+        self._lines_bound_bytes = lines_bound_bytes
+        self._retry_wait_s = retry_wait_s
+        self._waiting: deque[_Waiting] = deque()
+        self._open: _Lines | None = None  # takes further lines
+        self._sending: _Waiting | None = None
+        self._messages = 0
+        self._noise = 0
+        self._lines_bytes = 0
         self._taken = 0
-        self._left = 0
         self._changed = asyncio.Condition()
         self.dropped = 0  # noise that found it full, and what no message can carry
+        self.lines_dropped = 0  # see `drop_lines`
 
     @property
     def mark(self) -> int:
         """The position behind everything put in so far; `reached(mark)` returns when all of it has left."""
         return self._taken
 
-    async def put(self, item: Item) -> None:
-        """Queue one item."""
+    async def put(self, item: Item) -> bool:
+        """Queue one item. False for a line that finds no room: nothing was queued, see `drop_lines`."""
         async with self._changed:
-            if len(self._items) >= self._bound and _is_noise(item):
-                self.dropped += 1
-                return
-            while len(self._items) >= self._bound:
-                await self._changed.wait()
-            self._items.append(item)
-            self._taken += 1
+            match item:
+                case Line(text=text):
+                    if not self._put_line(text):
+                        return False
+                case Snapshot():
+                    self._put_snapshot(item)
+                case Publish():
+                    await self._put_message(item)
             self._changed.notify_all()
+        return True
+
+    async def drop_lines(self) -> int:
+        """Give up every line and snapshot that has not begun to leave; how many lines that was.
+
+        For a journal that cannot be kept any more. Its owner begins a new one behind this.
+        """
+        async with self._changed:
+            count = 0
+            kept: deque[_Waiting] = deque()
+            for each in self._waiting:
+                if each is self._sending or isinstance(each.what, Publish):
+                    kept.append(each)
+                    continue
+                self._count(each, -1)
+                count += len(each.what.texts) if isinstance(each.what, _Lines) else 0
+            self._waiting = kept
+            self._open = None
+            self.lines_dropped += count
+            self._changed.notify_all()
+        return count
 
     async def reached(self, mark: int) -> None:
         """Return when everything before `mark` is stored on the bus."""
@@ -92,41 +146,84 @@ class Outbox:
         """Send until cancelled. Outages are waited out; any other failure ends it."""
         while True:
             async with self._changed:
-                while not self._items:
+                while not self._waiting:
                     await self._changed.wait()
-                batch = self._next_batch()
-            await self._send(batch)
+                first = self._sending = self._waiting[0]
+                if first.what is self._open:
+                    self._open = None  # a batch that is tried again must be the same batch
+            await self._send(first.what)
             async with self._changed:
-                for _ in batch:
-                    self._items.popleft()
-                self._left += len(batch)
+                self._waiting.popleft()
+                self._sending = None
+                self._count(first, -1)
                 self._changed.notify_all()
 
-    def _next_batch(self) -> list[Item]:
-        first = self._items[0]
-        if not isinstance(first, Line):
-            return [first]
-        batch: list[Item] = []
-        size = 0
-        for item in self._items:
-            if not isinstance(item, Line) or (batch and size + len(item.text) > BATCH_BYTES):
-                break
-            batch.append(item)
-            size += len(item.text)
-        return batch
+    @property
+    def _left(self) -> int:
+        """Everything that went in before this position has left."""
+        return self._waiting[0].first if self._waiting else self._taken
 
-    async def _send(self, batch: list[Item]) -> None:
+    def _put_line(self, text: str) -> bool:
+        size = len(text)
+        if self._lines_bytes and self._lines_bytes + size > self._lines_bound_bytes:
+            return False
+        batch = self._open
+        if batch is None or (batch.texts and batch.size + size > BATCH_BYTES):
+            batch = self._open = _Lines()
+            self._waiting.append(_Waiting(batch, self._taken))
+        batch.texts.append(text)
+        batch.size += size
+        self._lines_bytes += size
+        self._taken += 1
+        return True
+
+    def _put_snapshot(self, item: Snapshot) -> None:
+        """The newest is all that is needed: it covers more than one that still waits."""
+        self._waiting = deque(
+            each
+            for each in self._waiting
+            if each is self._sending or not isinstance(each.what, Snapshot)
+        )
+        self._open = None
+        self._add(item)
+
+    async def _put_message(self, item: Publish) -> None:
+        noise = _is_noise(item)
+        if noise and (
+            self._noise >= max(1, self._bound // NOISE_SHARE) or self._messages >= self._bound
+        ):
+            self.dropped += 1
+            return
+        while self._messages >= self._bound:
+            await self._changed.wait()
+        self._add(item, noise=noise)
+
+    def _add(self, item: Publish | Snapshot, *, noise: bool = False) -> None:
+        waiting = _Waiting(item, self._taken, noise)
+        self._waiting.append(waiting)
+        self._count(waiting, 1)
+        self._taken += 1
+
+    def _count(self, waiting: _Waiting, sign: int) -> None:
+        match waiting.what:
+            case Publish():
+                self._messages += sign
+                self._noise += sign * waiting.noise
+            case _Lines() as lines:
+                self._lines_bytes += sign * lines.size
+            case Snapshot():
+                pass
+
+    async def _send(self, what: _Lines | Publish | Snapshot) -> None:
         while True:
             try:
-                match batch[0]:
-                    case Line():
-                        await self._send_lines(
-                            [item.text for item in batch if isinstance(item, Line)]
-                        )
+                match what:
+                    case _Lines(texts=texts):
+                        await self._send_lines(texts)
                     case Snapshot(text=text):
                         await self._send_snapshot(text)
-                    case Publish() as message:
-                        await self._send_message(message)
+                    case Publish():
+                        await self._send_message(what)
             except InvalidInput as error:
                 # Sent again it would be refused again, and its cause fed again: a loop. Who misses it asks anew.
                 self.dropped += 1
@@ -134,13 +231,11 @@ class Outbox:
                 return
             except Unavailable as error:
                 LOG.warning("outbox waits: %s", error)
-                await asyncio.sleep(RETRY_WAIT_S)
+                await asyncio.sleep(self._retry_wait_s)
             else:
                 return
 
 
-def _is_noise(item: Item) -> bool:
-    if not isinstance(item, Publish):
-        return False
+def _is_noise(item: Publish) -> bool:
     said = catalog.BY_NAME.get(item.type)
     return said is not None and said.lane is Lane.SEQ

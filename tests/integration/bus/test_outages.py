@@ -13,11 +13,14 @@ from nats.js.kv import KeyValue
 
 from flexpipe.bus import Bus, BusSettings, Hearing, MachineShell, connect
 from flexpipe.bus import ears as ears_module
+from flexpipe.bus.journal import Fed, parse_line, read_journal
+from flexpipe.bus.outbox import OUTBOX_BOUND
 from flexpipe.bus.server import EmbeddedServer
 from flexpipe.events.outgoing import publish
+from flexpipe.events.route import LoadObserved
 from flexpipe.events.shift import OrderShift, ShiftRefused
 from flexpipe.kernel.errors import Unavailable
-from flexpipe.kernel.machine import Effects, Publish, Put
+from flexpipe.kernel.machine import Effects, Input, Publish, Put
 from flexpipe.testing.nats import Dial, until
 from flexpipe.testing.recorder import Recorder
 from flexpipe.testing.tally import Nudged, Tally, an_order
@@ -171,6 +174,27 @@ async def test_a_machine_goes_on_deciding_locally_while_the_bus_is_away(
     assert told == [a_refusal(f"n-{i}").message_id for i in range(100)]
 
 
+async def test_a_machine_that_is_fed_much_through_an_outage_keeps_its_pace_and_its_journal(
+    nats_server: EmbeddedServer, dial: Dial
+) -> None:
+    """More inputs, each with a message of the noise lane, than messages may wait."""
+    router = await dial("router", "r")
+    machine = Recorder(lambda _, event: Effects(do=(a_load(event),)))
+    count = OUTBOX_BOUND + 2000
+    async with a_shell(router, machine, journaled=True) as shell:
+        await nats_server.kill()
+        async with asyncio.timeout(60):
+            for number in range(count):
+                await shell.feed(Nudged(text=str(number)))
+        await nats_server.start()
+    nudges = [event.text for event in machine.fed if isinstance(event, Nudged)]
+    assert nudges == [str(number) for number in range(count)]
+    operator = await dial("operator", "cli")
+    lines = [line async for line in read_journal(operator, "router", "r")]
+    fed = [line for text in lines if isinstance(line := parse_line(text), Fed)]
+    assert [line.input.get("text") for line in fed if line.kind == "Nudged"] == nudges
+
+
 async def test_a_listener_goes_on_behind_what_it_heard_when_the_server_was_killed(
     nats_server: EmbeddedServer, dial: Dial
 ) -> None:
@@ -237,6 +261,14 @@ def a_shell(bus: Bus, machine: object, **options: object) -> MachineShell:
         name=bus.name,
         **options,  # type: ignore[arg-type]
     )
+
+
+def a_load(cause: Input) -> Publish:
+    """Noise."""
+    load = LoadObserved(
+        router="r", deployment="toy", window_s=5.0, arrived=0, queued=0, parked=0, plans=()
+    )
+    return publish(load, cause.canonical_json())
 
 
 def a_refusal(order_id: str) -> Publish:
