@@ -14,7 +14,7 @@ from flexpipe.routing import picking
 from flexpipe.routing.effects import Dispatch, EndWithError, Refuse
 from flexpipe.routing.inputs import RequestArrived
 from flexpipe.routing.ledger import MoveCause
-from flexpipe.routing.state import AT_ENGINE, DeploymentState, SequenceState, Stage, Turn
+from flexpipe.routing.state import DeploymentState, SequenceState, Stage, Turn
 
 RETRY_AFTER_S: Final = 5
 """What a refused client is told to wait: about one quick shift."""
@@ -50,7 +50,7 @@ def arrive(turn: Turn, request: RequestArrived) -> None:
         waiting_since_s=turn.now_s,
     )
     deployment.arrived += 1
-    state.sequences[sequence.id] = sequence
+    turn.add(sequence)
     if state.stopping:
         _refuse(
             turn,
@@ -75,7 +75,9 @@ def arrive(turn: Turn, request: RequestArrived) -> None:
 
 def drain(turn: Turn, deployment: DeploymentState) -> None:
     """Dispatch whoever waits and can go: moved ones first, then by priority, then by arrival."""
-    waiting = [each for each in turn.state.of(deployment.name) if each.stage is Stage.PARKED]
+    waiting = list(turn.places.of(deployment.name, Stage.PARKED))
+    if not waiting or not any_admits(turn, deployment):
+        return
     waiting.sort(key=lambda each: (each.move is None, -each.priority, each.order))
     for sequence in waiting:
         plan = _pick(turn, deployment, sequence)
@@ -87,8 +89,7 @@ def park(turn: Turn, sequence: SequenceState, cause: MoveCause) -> None:
     """Take a sequence off its plan; it waits for the next one."""
     if sequence.waiting_since_s is None:
         sequence.waiting_since_s = turn.now_s
-    sequence.stage = Stage.PARKED
-    sequence.plan = None
+    turn.place(sequence, Stage.PARKED)
     sequence.cut_at_s = None
     sequence.cause = cause
 
@@ -97,9 +98,9 @@ def expire(turn: Turn, deployment: DeploymentState) -> None:
     """Send away whoever has waited for the park limit."""
     limit_s = deployment.policy.park_limit_s
     stopped = deployment.entry is not None and deployment.entry.stopped
-    for sequence in turn.state.of(deployment.name):
+    for sequence in turn.places.of(deployment.name, Stage.PARKED):
         since_s = sequence.waiting_since_s
-        if sequence.stage is not Stage.PARKED or since_s is None:
+        if since_s is None:
             continue
         if stopped:
             give_up(turn, sequence, f"deployment {deployment.name} is stopped")
@@ -111,7 +112,7 @@ def expire(turn: Turn, deployment: DeploymentState) -> None:
 def give_up(turn: Turn, sequence: SequenceState, reason: str) -> None:
     """End a sequence that cannot go on: a status while that is open, else one clear error."""
     if sequence.begun:
-        sequence.stage = Stage.ENDING
+        turn.place(sequence, Stage.ENDING)
         turn.ask(EndWithError(sequence=sequence.id, message=reason))
     else:
         _refuse(turn, sequence, 503, "overloaded", reason, retry_after_s=RETRY_AFTER_S)
@@ -120,7 +121,7 @@ def give_up(turn: Turn, sequence: SequenceState, reason: str) -> None:
 def refuse(turn: Turn, sequence: SequenceState, status: int, code: str, message: str) -> None:
     """End a sequence with an HTTP status, where that is still open, or with one clear error."""
     if sequence.begun:
-        sequence.stage = Stage.ENDING
+        turn.place(sequence, Stage.ENDING)
         turn.ask(EndWithError(sequence=sequence.id, message=message))
     else:
         _refuse(turn, sequence, status, code, message, retry_after_s=None)
@@ -152,17 +153,13 @@ def _pick(turn: Turn, deployment: DeploymentState, sequence: SequenceState) -> R
     ]
     if not admitting:
         return None
-    running: dict[str, int] = {}
-    for each in turn.state.sequences.values():
-        if each.plan is not None and each.stage in AT_ENGINE:
-            running[each.plan] = running.get(each.plan, 0) + 1
     # Once old plans are frozen, new and kept ones take all by the gear's weights: nobody is a canary any more.
     switching = bool(entry.in_state(PlanState.FROZEN))
     candidates = tuple(
         picking.Candidate(
             plan=routed.plan.id,
             share=routed.admit,
-            running=running.get(routed.plan.id, 0),
+            running=turn.places.running(routed.plan.id),
             canary=routed.state is PlanState.CANARY and not switching,
         )
         for routed in sorted(admitting, key=lambda routed: routed.plan.id)
@@ -182,8 +179,7 @@ def _dispatch(
     if sequence.epoch > 0 and sequence.tokens > 0 and not sequence.cause.forced:
         sequence.moves += 1
     sequence.epoch += 1
-    sequence.plan = routed.plan.id
-    sequence.stage = Stage.DISPATCHED
+    turn.place(sequence, Stage.DISPATCHED, routed.plan.id)
     turn.ask(
         Dispatch(
             sequence=sequence.id,
@@ -202,9 +198,8 @@ def _bound_parking(turn: Turn, deployment: DeploymentState, sequence: SequenceSt
     if sequence.stage is not Stage.PARKED:
         return
     slots = deployment.policy.park_slots
-    parked = sum(
-        each.stage is Stage.PARKED and each.epoch == 0 for each in turn.state.of(deployment.name)
-    )
+    waiting = turn.places.unordered(deployment.name, Stage.PARKED)
+    parked = sum(each.epoch == 0 for each in waiting)
     if parked > slots:
         message = f"{deployment.name} has no plan that takes requests now, and {slots} wait already"
         _refuse(turn, sequence, 503, "overloaded", message, retry_after_s=RETRY_AFTER_S)
@@ -219,7 +214,7 @@ def _refuse(
     *,
     retry_after_s: int | None,
 ) -> None:
-    sequence.stage = Stage.ENDING
+    turn.place(sequence, Stage.ENDING)
     turn.ask(
         Refuse(
             sequence=sequence.id,

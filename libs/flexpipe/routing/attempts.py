@@ -13,7 +13,6 @@ from flexpipe.routing.effects import Probe
 from flexpipe.routing.inputs import AttemptFailed, FailureKind, ProbeAnswered
 from flexpipe.routing.ledger import MoveCause
 from flexpipe.routing.state import (
-    AT_ENGINE,
     DeploymentState,
     PlanHealth,
     SequenceState,
@@ -127,8 +126,8 @@ def wake_at_s(turn: Turn, deployment: DeploymentState) -> list[float]:
     ]
     refused = [health.refused_until_s for health in deployment.health.values()]
     limit_s = deployment.policy.park_limit_s
-    for sequence in turn.state.of(deployment.name):
-        if sequence.stage is Stage.PARKED and sequence.waiting_since_s is not None:
+    for sequence in turn.places.unordered(deployment.name, Stage.PARKED):
+        if sequence.waiting_since_s is not None:
             times.append(sequence.waiting_since_s + limit_s)
             times.extend(until for until in sequence.shunned.values() if until > turn.now_s)
             times.extend(until for until in refused if until > turn.now_s)
@@ -137,7 +136,7 @@ def wake_at_s(turn: Turn, deployment: DeploymentState) -> list[float]:
 
 def at_engine(sequence: SequenceState, epoch: int) -> bool:
     """Whether word of this epoch still concerns the sequence."""
-    return sequence.epoch == epoch and sequence.stage in AT_ENGINE
+    return sequence.epoch == epoch and sequence.runs
 
 
 def _health(deployment: DeploymentState, plan: str) -> PlanHealth:

@@ -34,8 +34,7 @@ def handed_over(
     hand_over = turn.deployment(sequence.deployment).hand_over
     if hand_over is None:
         return
-    if sequence.id in hand_over.batch:
-        hand_over.batch.remove(sequence.id)
+    hand_over.batch.pop(sequence.id, None)
     moved = MovedSequence(
         sequence=sequence.id,
         verdict=move.verdict,
@@ -46,10 +45,7 @@ def handed_over(
         epoch=sequence.epoch,
         pause_ms=None if pause_ms is None else round(pause_ms, 3),
     )
-    hand_over.unreported = [
-        *(each for each in hand_over.unreported if each.sequence != sequence.id),
-        moved,
-    ]
+    hand_over.unreported[sequence.id] = moved
     if hand_over.unreported_since_s is None:
         hand_over.unreported_since_s = turn.now_s
 
@@ -66,7 +62,8 @@ def report_if_due(
         hand_over.phase = HandOverPhase.DONE
     elif since_s is None or turn.now_s < since_s + REPORT_EVERY_S:
         return
-    moved, hand_over.unreported = hand_over.unreported, []
+    moved = [hand_over.unreported[key] for key in sorted(hand_over.unreported)]
+    hand_over.unreported = {}
     hand_over.unreported_since_s = None
     for start in range(0, max(1, len(moved)), REPORT_SEQUENCES):
         part = tuple(moved[start : start + REPORT_SEQUENCES])

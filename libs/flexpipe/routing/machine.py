@@ -38,6 +38,7 @@ from flexpipe.routing.inputs import (
     SequenceEnded,
     TokensCounted,
 )
+from flexpipe.routing.places import Places
 from flexpipe.routing.state import DeploymentState, SequenceState, Stage, State, Turn
 
 DISCONNECTED = "disconnected"
@@ -54,10 +55,11 @@ class Routing:
 
     def __init__(self, router: str, url: str) -> None:
         self._state = State(router=router, url=url)
+        self._places = Places()
 
     def handle(self, now_s: float, event: Input) -> Effects:
         """Take one input. Raises BrokenInvariant for what can only be a fault of ours."""
-        turn = Turn(state=self._state, now_s=now_s)
+        turn = Turn(state=self._state, places=self._places, now_s=now_s)
         for name in self._take(turn, event):
             self._settle(turn, self._state.deployments[name])
         reports.load_due(turn)
@@ -71,6 +73,9 @@ class Routing:
         """Become the machine that gave this snapshot."""
         self._state = _STATE.validate_python(json.loads(snapshot))
         self._state.in_order_of_arrival()
+        self._places = Places()
+        for sequence in self._state.sequences.values():
+            self._places.enter(sequence)
 
     # -- inputs -------------------------------------------------------------------------------
 
@@ -146,7 +151,7 @@ class Routing:
     def _first_token(self, turn: Turn, sequence: SequenceState, event: FirstToken) -> None:
         assert sequence.plan is not None
         if sequence.stage is Stage.DISPATCHED:
-            sequence.stage = Stage.STREAMING
+            turn.place(sequence, Stage.STREAMING)
         sequence.begun = True
         sequence.waiting_since_s = None
         sequence.counted_at_s = turn.now_s
@@ -162,7 +167,7 @@ class Routing:
         finish = event.finish if isinstance(event, SequenceEnded) else DISCONNECTED
         reports.note_tokens(turn, sequence, event.tokens)
         moving.left(turn, sequence, finish)
-        del self._state.sequences[event.sequence]
+        turn.remove(sequence)
         reports.note_closed(turn, sequence, finish, event.segments)
         return (sequence.deployment,)
 
@@ -187,7 +192,8 @@ class Routing:
         state.life = f"{turn.now_s:.6f}"
         state.since_s = turn.now_s
         state.stopping = False
-        state.sequences = {}
+        for sequence in tuple(state.sequences.values()):
+            turn.remove(sequence)
         state.load_at_s = turn.now_s + reports.LOAD_EVERY_S
         state.load_asked_at_s = None
         state.served = ""

@@ -20,7 +20,6 @@ from flexpipe.routing.handed import REPORT_EVERY_S, handed_over, report_if_due, 
 from flexpipe.routing.ledger import MoveCause
 from flexpipe.routing.reports import COUNT_LIMIT_S
 from flexpipe.routing.state import (
-    AT_ENGINE,
     DeploymentState,
     HandOver,
     HandOverPhase,
@@ -92,12 +91,18 @@ def counted(turn: Turn) -> None:
 
 def cut_timeouts(turn: Turn, deployment: DeploymentState) -> None:
     """Go on without engines that did not let go within the limit."""
-    for sequence in turn.state.of(deployment.name):
-        due_s = sequence.cut_at_s
-        if sequence.stage is not Stage.CUTTING or due_s is None:
+    due_s = deployment.cuts_due_s
+    if due_s is None or turn.now_s < due_s:
+        return
+    deployment.cuts_due_s = None
+    for sequence in turn.places.of(deployment.name, Stage.CUTTING):
+        if sequence.cut_at_s is None:
             continue
-        if turn.now_s >= due_s + CUT_LIMIT_S:
+        limit_s = sequence.cut_at_s + CUT_LIMIT_S
+        if turn.now_s >= limit_s:
             admission.park(turn, sequence, MoveCause.DEADLINE)
+        else:
+            _look_at_cuts(deployment, limit_s)
 
 
 def let_go(turn: Turn, sequence: SequenceState) -> None:
@@ -114,7 +119,7 @@ def slipped_away(turn: Turn, sequence: SequenceState) -> None:
     if hand_over is None or sequence.id not in hand_over.queue or sequence.plan is None:
         return
     hand_over.queue.remove(sequence.id)
-    hand_over.batch.append(sequence.id)
+    hand_over.batch[sequence.id] = None
     sequence.move = _begin(turn, hand_over, sequence, hand_over.verdicts[sequence.id])
 
 
@@ -144,6 +149,7 @@ def left(turn: Turn, sequence: SequenceState, finish: str) -> None:
         hand_over.staying.remove(sequence.id)
     if sequence.id in hand_over.queue:
         hand_over.queue.remove(sequence.id)
+    hand_over.batch.pop(sequence.id, None)
     if sequence.move is not None:
         move, sequence.move = sequence.move, None
         move.reason = f"{move.reason}; ended ({finish}) before it had moved"
@@ -161,11 +167,8 @@ def wake_at_s(turn: Turn, deployment: DeploymentState) -> list[float]:
             times.append(hand_over.counting_until_s)
         if hand_over.unreported_since_s is not None:
             times.append(hand_over.unreported_since_s + REPORT_EVERY_S)
-    times.extend(
-        sequence.cut_at_s + CUT_LIMIT_S
-        for sequence in turn.state.of(deployment.name)
-        if sequence.stage is Stage.CUTTING and sequence.cut_at_s is not None
-    )
+    if deployment.cuts_due_s is not None:
+        times.append(deployment.cuts_due_s)
     return times
 
 
@@ -214,9 +217,7 @@ def _concerned(
 ) -> tuple[SequenceState, ...]:
     sources = hand_over.source_plans
     return tuple(
-        each
-        for each in turn.state.of(deployment.name)
-        if each.plan in sources and each.stage in AT_ENGINE
+        each for each in turn.state.of(deployment.name) if each.plan in sources and each.runs
     )
 
 
@@ -234,7 +235,7 @@ def _judge(turn: Turn, deployment: DeploymentState, hand_over: HandOver) -> None
         if hand_over.finish_all and not lost and not hand_over.forced:
             judgement = verdicts.Judgement(Verdict.FINISH, verdicts.FINISH_ALL)
         if judgement.ends:
-            sequence.stage = Stage.ENDING
+            turn.place(sequence, Stage.ENDING)
             message = f"{sequence.id}: {judgement.reason}"
             turn.ask(EndWithError(sequence=sequence.id, message=message))
         if judgement.verdict is Verdict.FINISH and sequence.stage is Stage.CUTTING:
@@ -278,13 +279,13 @@ def _standing(sequence: SequenceState) -> verdicts.Standing:
 def _move(turn: Turn, deployment: DeploymentState, hand_over: HandOver) -> None:
     """Cut the next batches; a batch is over when all of it has been handed over."""
     while True:
-        _note_waiting(turn, hand_over)
+        _note_waiting(turn, deployment, hand_over)
         if hand_over.batch or not hand_over.queue:
             return
         if not _may_cut(turn, deployment, hand_over):
             return
         for sequence, judged in _next_batch(turn, deployment, hand_over):
-            hand_over.batch.append(sequence.id)
+            hand_over.batch[sequence.id] = None
             _cut(turn, hand_over, sequence, judged)
         admission.drain(turn, deployment)
 
@@ -324,9 +325,15 @@ def _cut(turn: Turn, hand_over: HandOver, sequence: SequenceState, judged: Judge
         admission.park(turn, sequence, cause)  # nobody is there to cut it
         return
     assert sequence.plan is not None
-    sequence.stage = Stage.CUTTING
+    turn.place(sequence, Stage.CUTTING)
     sequence.cut_at_s = turn.now_s
+    _look_at_cuts(turn.deployment(sequence.deployment), turn.now_s + CUT_LIMIT_S)
     turn.ask(Cut(sequence=sequence.id, plan=sequence.plan, epoch=sequence.epoch))
+
+
+def _look_at_cuts(deployment: DeploymentState, at_s: float) -> None:
+    due_s = deployment.cuts_due_s
+    deployment.cuts_due_s = at_s if due_s is None else min(due_s, at_s)
 
 
 def _begin(turn: Turn, hand_over: HandOver, sequence: SequenceState, judged: Judged) -> Move:
@@ -342,11 +349,10 @@ def _begin(turn: Turn, hand_over: HandOver, sequence: SequenceState, judged: Jud
     )
 
 
-def _note_waiting(turn: Turn, hand_over: HandOver) -> None:
+def _note_waiting(turn: Turn, deployment: DeploymentState, hand_over: HandOver) -> None:
     """Those that wait, cut, in this router's queue are handed over; their pause is told when it ends."""
-    for key in list(hand_over.batch):
-        sequence = turn.state.sequences.get(key)
-        if sequence is None:
-            hand_over.batch.remove(key)
-        elif sequence.stage is Stage.PARKED and sequence.move is not None:
+    if not hand_over.batch:
+        return
+    for sequence in turn.places.of(deployment.name, Stage.PARKED):
+        if sequence.id in hand_over.batch and sequence.move is not None:
             handed_over(turn, sequence, sequence.move, None, None)

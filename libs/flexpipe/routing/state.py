@@ -18,6 +18,7 @@ from flexpipe.model.route import RouteEntry
 from flexpipe.model.sequence import MovedSequence, Verdict
 from flexpipe.routing.ledger import MoveCause
 from flexpipe.routing.picking import PickMemory
+from flexpipe.routing.places import Places
 
 
 class Stage(StrEnum):
@@ -79,6 +80,11 @@ class SequenceState:
     move: Move | None = None
     begun: bool = False  # its client has content
 
+    @property
+    def runs(self) -> bool:
+        """Whether an engine has it."""
+        return self.stage in AT_ENGINE
+
 
 class HandOverPhase(StrEnum):
     """How far a `MoveSequences` is."""
@@ -105,9 +111,9 @@ class HandOver:
     counting_until_s: float = 0.0
     verdicts: dict[str, Judged] = field(default_factory=dict)
     queue: list[str] = field(default_factory=list)  # still to be cut, in order
-    batch: list[str] = field(default_factory=list)  # being cut or on their way
+    batch: dict[str, None] = field(default_factory=dict)  # being cut or on their way
     staying: list[str] = field(default_factory=list)
-    unreported: list[MovedSequence] = field(default_factory=list)
+    unreported: dict[str, MovedSequence] = field(default_factory=dict)  # told in order of their ids
     unreported_since_s: float | None = None
     reports: int = 0
     repeats: int = 0
@@ -167,6 +173,7 @@ class DeploymentState:
     health: dict[str, PlanHealth] = field(default_factory=dict)
     highest: Fence | None = None
     hand_over: HandOver | None = None
+    cuts_due_s: float | None = None  # no cut reaches its limit before
     canaries: dict[str, CanaryCount] = field(default_factory=dict)
     arrived: int = 0
     window: dict[str, PlanWindow] = field(default_factory=dict)
@@ -211,9 +218,10 @@ class State:
 
 @dataclass(slots=True)
 class Turn:
-    """One call of `handle`: the state, the time, and the effects asked for so far."""
+    """One call of `handle`: the state, its index, the time, and the effects asked for so far."""
 
     state: State
+    places: Places
     now_s: float
     do: list[Effect] = field(default_factory=list)
 
@@ -225,6 +233,24 @@ class Turn:
         """Publish a message; its id derives from the router's life and the cause."""
         state = self.state
         self.ask(publish(message, state.router, state.life, *cause, traceparent=traceparent))
+
+    def place(self, sequence: SequenceState, stage: Stage, plan: str | None = None) -> None:
+        """A sequence changes its stage; `plan` is where it is dispatched to, else it keeps its own (parked: none)."""
+        self.places.leave(sequence)
+        sequence.stage = stage
+        if plan is not None or stage is Stage.PARKED:
+            sequence.plan = plan
+        self.places.enter(sequence)
+
+    def add(self, sequence: SequenceState) -> None:
+        """A sequence arrives."""
+        self.state.sequences[sequence.id] = sequence
+        self.places.enter(sequence)
+
+    def remove(self, sequence: SequenceState) -> None:
+        """A sequence is over."""
+        del self.state.sequences[sequence.id]
+        self.places.leave(sequence)
 
     def deployment(self, name: str) -> DeploymentState:
         """The deployment's state, made when it is first heard of."""

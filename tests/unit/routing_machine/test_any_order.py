@@ -217,6 +217,8 @@ def test_orders_are_lawful_and_in_calm_every_hand_over_and_every_sequence_comes_
         life.act("token", index)
     for action, pick in steps:
         life.act(action, pick)
+        machine = life.driver.machine
+        assert machine._places.picture(machine._state.sequences.values()), "moved past the index"
     life.calm()
     newest = f"chat:1.2.{life.step}"
     assert life.remaining.get(newest, 0) == 0
