@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flexpipe.events.shift import OrderShift
 from flexpipe.kernel.frozen import Frozen
 from flexpipe.kernel.ids import derived_id, trace_id
 from flexpipe.model.fence import Fence
-from flexpipe.model.gear import Gear
-from flexpipe.model.route import PlanState
+from flexpipe.model.gear import Gear, PlanShare
+from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.shift import Phase, ShiftOrder, ShiftRecord
 from flexpipe.transitions.books import Books
 from flexpipe.transitions.case import Case
-from flexpipe.transitions.orders import next_shift
+from flexpipe.transitions.orders import STOPPABLE, next_shift
 from flexpipe.transitions.progress import (
     LOG_TAIL_CHARS,
     UNDOABLE_PHASES,
@@ -106,6 +107,43 @@ def outside(loss: Loss, now_s: float, books: Books) -> Flight | None:
         was_stopped=entry.stopped,
     )
     return Flight(record=record, progress=progress)
+
+
+def rescue(
+    entry: RouteEntry, now_s: float, books: Books, cases: Mapping[tuple[str, int], Case]
+) -> OrderShift | None:
+    """The order that lets retiring plans in again where nothing else is left of a gear; None where there is no need.
+
+    Derived from what is persisted alone, so a restarted executor comes to the same order; its id is that of the
+    engine start, so each engine is let in again once at most.
+    """
+    name = entry.deployment
+    mine = [case for key, case in sorted(cases.items()) if key[0] == name]
+    serves = any(each.state is not PlanState.RETIRING for each in entry.plans)
+    if serves or entry.stopped or entry.pin is not None or any(c.flight.holds_slot for c in mine):
+        return None
+    left = [
+        routed
+        for routed in entry.plans
+        for case in mine
+        if routed.plan.id in case.progress.claims
+        and routed.plan.id not in case.progress.lost
+        and case.progress.stage in STOPPABLE
+    ]
+    if not left:
+        return None
+    shift = next_shift(name, books)
+    plans = sorted(left, key=lambda routed: routed.plan.id)
+    order = ShiftOrder(
+        deployment=name,
+        target=Gear(shares=tuple(PlanShare(plan=routed.plan) for routed in plans)),
+        trigger="nothing else serves: what was retiring is let in again",
+        by="executor",
+        ordered_at_s=now_s,
+        trace_id=trace_id("shift", name, shift),
+    )
+    starts = [f"{routed.plan.id}:{routed.fence}" for routed in plans]
+    return OrderShift(order_id=derived_id("rescue", name, *starts), order=order)
 
 
 def _start_of(case: Case, plan: str) -> int:

@@ -186,7 +186,11 @@ class Executor:
             self._boot = recovery.take_over(self._boot, self._books, self._flights, out)
             return True
         return (
-            self._take_order(out) or self._take_loss(out) or self._resume(out) or self._go_on(out)
+            self._take_order(out)
+            or self._take_loss(out)
+            or self._resume(out)
+            or self._rescue(out)
+            or self._go_on(out)
         )
 
     def _take_order(self, out: Outbox) -> bool:
@@ -201,10 +205,7 @@ class Executor:
         answer = consider(order, self._now_s, self._books, cases)
         match answer:
             case Taken():
-                self._keep(conduct.begin(self._case(answer.flight), out))
-                for flight in answer.ceding:
-                    self._flights[flight.key] = flight
-                    out.put("shifts", flight.record.key, flight.stored())
+                self._begin(answer, out)
             case reason:
                 refused = ShiftRefused(
                     deployment=order.order.deployment, order_id=order.order_id, reason=reason
@@ -232,6 +233,25 @@ class Executor:
                     self._keep(conduct.begin(self._case(flight), out))
             return True
         return False
+
+    def _rescue(self, out: Outbox) -> bool:
+        """Let in again what still runs of a gear that is otherwise lost."""
+        cases = self._cases()
+        for entry in self._books.routes():
+            order = losses.rescue(entry, self._now_s, self._books, cases)
+            if order is None or known(order, self._books, cases):
+                continue
+            answer = consider(order, self._now_s, self._books, cases)
+            if isinstance(answer, Taken):
+                self._begin(answer, out)
+                return True
+        return False
+
+    def _begin(self, taken: Taken, out: Outbox) -> None:
+        self._keep(conduct.begin(self._case(taken.flight), out))
+        for flight in taken.ceding:
+            self._flights[flight.key] = flight
+            out.put("shifts", flight.record.key, flight.stored())
 
     def _lose(self, case: Case, loss: Loss, out: Outbox) -> None:
         if loss.plan in case.progress.lost:
