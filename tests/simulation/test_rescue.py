@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flexpipe.model.plan import Plan
 from flexpipe.model.route import PlanState
 from flexpipe.model.shift import Outcome, Phase
 from flexpipe.testing.builders import a_gear, a_node, a_plan
@@ -11,12 +12,12 @@ OLD = a_plan("node-a/cpu0")
 NEW = a_plan("node-a/cpu1")
 
 
-def retiring() -> ShiftWorld:
+def retiring(new: Plan = NEW) -> ShiftWorld:
     """The new plan serves; the old one cannot drain yet."""
     scene = ShiftWorld(nodes=(a_node("node-a"),))
     scene.shift(a_gear(OLD))
     scene.workers["node-a"].faults["*"] = {"drain-silent"}
-    scene.reach(scene.order(a_gear(NEW)), Phase.RETIRING)
+    scene.reach(scene.order(a_gear(new)), Phase.RETIRING)
     scene.world.run_for(0.2)
     return scene
 
@@ -36,6 +37,15 @@ def test_the_retiring_plan_serves_again_when_the_new_one_is_lost() -> None:
     assert serving(scene) == [OLD.id]
     outcomes = [record.outcome for record in scene.records()]
     assert outcomes == [Outcome.COMPLETED, Outcome.COMPLETED, Outcome.ABANDONED, Outcome.COMPLETED]
+
+
+def test_the_rescued_plan_may_still_share_a_device_with_the_lost_one() -> None:
+    pipeline = a_plan("node-a/cpu0", "node-a/cpu1")
+    scene = retiring(pipeline)
+    scene.workers["node-a"].faults[pipeline.id] = {"stop-slow"}
+    scene.kill_rank("node-a", pipeline.id)
+    scene.world.run_for(60.0)
+    assert serving(scene) == [OLD.id]
 
 
 def test_an_executor_that_dies_in_between_comes_to_the_same_rescue() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.fleet import Device, DeviceRef
 from flexpipe.model.plan import Plan
 from flexpipe.model.shift import DeviceReservations, Reservation
 from flexpipe.transitions.books import Books
@@ -44,22 +44,24 @@ def obstacle(case: Case) -> str | None:
     for seat in case.seats:
         for device, bytes_ in case.plan(seat.plan).claims():
             held = [r for r in case.books.held(device).held if not _is(r, case.name, seat.plan)]
-            fault = _no_room(case.books, device, bytes_, held, beside)
+            here = case.books.fleet().device(device)
+            if here is None:
+                return f"device {device} left the fleet"
+            if seat.thawed and len(held) < len(case.books.held(device).held):
+                continue  # a plan that is let in again holds its bytes already
+            fault = _no_room(here, device, bytes_, held, beside)
             if fault is not None:
                 return fault
     return None
 
 
 def _no_room(
-    books: Books,
+    here: Device,
     device: DeviceRef,
     bytes_: int,
     held: list[Reservation],
     beside: set[tuple[str, str]],
 ) -> str | None:
-    here = books.fleet().device(device)
-    if here is None:
-        return f"device {device} left the fleet"
     for other in held:
         if (other.deployment, other.plan) not in beside:
             return f"{device} is reserved by {_owner(other)}"

@@ -41,7 +41,7 @@ TRAFFIC_LIMIT_S = 180.0
 CLOSE_LIMIT_S = 60.0
 TARGETS = ("pp2", "tp1")
 MODELS = {"sglang": "smollm2", "emulated": "emulated"}
-TOKENS = {"sglang": 160, "emulated": 300}
+TOKENS = {"sglang": 120, "emulated": 300}
 
 QUESTIONS = (
     "Explain in detail how a steam engine works.",
