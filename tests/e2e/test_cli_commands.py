@@ -1,0 +1,149 @@
+"""The command line against a running instance: documents for programs, one line for mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.stage import Stage
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+class Shell:
+    """Runs `flexpipe` as a user of this instance does."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._env = {
+            **os.environ,
+            "FLEXPIPE_HOME": str(stage.instance.layout.folder),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    async def start(self, *words: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "flexpipe.cli", *words),
+            env=self._env,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def run(self, *words: str) -> tuple[int, str, str]:
+        process = await self.start(*words)
+        out, err = await asyncio.wait_for(process.communicate(), 60.0)
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def document(self, *words: str) -> dict[str, object]:
+        code, out, err = await self.run(*words, "--json")
+        assert code == 0, (words, out, err)
+        (line,) = out.splitlines()
+        document = json.loads(
+            line, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON")
+        )
+        assert isinstance(document, dict)
+        return document
+
+
+async def test_every_view_is_also_one_json_document(stage: Stage) -> None:
+    shell = Shell(stage)
+    shifted = await shell.document("shift", stage.name, "--to", "pp2")
+    assert (shifted["event"], shifted["shift"]) == ("ShiftCompleted", 2)
+    await stage.closed(2)
+    status = await shell.document("status")
+    assert set(status) == {"routes", "fleet", "reservations"}
+    assert [each["shift"] for each in (await shell.document("shifts"))["shifts"]] == [1, 2]  # type: ignore[attr-defined]
+    record = await shell.document("shift", "2")
+    assert record["outcome"] == "completed"
+    names = {span["name"] for span in (await shell.document("trace", "2"))["spans"]}  # type: ignore[attr-defined]
+    assert {
+        "reserving",
+        "preparing",
+        "canary",
+        "freezing",
+        "handing-over",
+        "retiring",
+        "engine start",
+    } <= names
+    code, out, _ = await shell.run("events", "--json")
+    assert code == 0
+    types = [json.loads(line)["type"] for line in out.splitlines()]
+    assert types.count("ShiftCompleted") == 2
+    stopped = await shell.document("stop", stage.name)
+    assert stopped["event"] == "ShiftCompleted"
+
+
+async def test_the_whole_trace_of_a_shift_is_one_tree(stage: Stage) -> None:
+    document = await Shell(stage).document("trace", "1")
+    spans = document["spans"]
+    assert isinstance(spans, list)
+    ids = {span["span_id"] for span in spans}
+    roots = [span for span in spans if span["parent_span_id"] not in ids]
+    assert len(roots) == 1
+    assert {span["trace_id"] for span in spans} == {document["trace_id"]}
+
+
+async def test_following_the_event_log_shows_what_comes(stage: Stage) -> None:
+    process = await Shell(stage).start("events", "--follow", "--json", "--minutes", "0")
+    assert process.stdout is not None
+    try:
+        outcome = await stage.shift("tp1@cpu1")
+        async with asyncio.timeout(30):
+            while True:
+                event = json.loads(await process.stdout.readline())
+                if event["type"] == "PlanRetired" and event["shift"] == outcome.shift:
+                    break
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("shift", "emulated", "--to", "tp1"), 1, "in this gear already"),
+        (("shift", "emulated", "--to", "tp3"), 2, "must divide the model's 4 attention heads"),
+        (("shift", "emulated", "--to", "pp5"), 2, "must not exceed the model's 4 layers"),
+        (("shift", "emulated", "--to", "tp1@gpu9"), 2, "no such device in the fleet"),
+        (("shift", "nobody", "--to", "tp1"), 2, "apply it first; there are: emulated"),
+        (("shift", "99"), 2, "there is none of that number"),
+        (("trace", "99"), 2, "there is none of that number"),
+        (("stop", "nobody"), 2, "apply it first"),
+        (("apply", "-f", "nowhere.toml"), 2, "No such file"),
+        (("fleet", "take", "node-z/cpu0"), 2, "no such node"),
+        (("run", "planner"), 2, "use one of executor, router, worker"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
+)
+async def test_a_mistake_is_one_line_and_changes_nothing(
+    mistakes: Stage, words: tuple[str, ...], code: int, says: str
+) -> None:
+    before = await mistakes.entry()
+    got, out, err = await Shell(mistakes).run(*words)
+    assert (got, out) == (code, "")
+    assert says in err
+    assert len(err.splitlines()) == 1
+    assert await mistakes.entry() == before
+
+
+async def test_a_port_that_is_taken_is_named(stage: Stage, tmp_path: Path) -> None:
+    port = stage.instance.router_url.rpartition(":")[2]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "flexpipe.cli", "up", "--engine", "emulated", "--port", port),
+        env={**os.environ, "FLEXPIPE_HOME": str(tmp_path / "other")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await asyncio.wait_for(process.communicate(), 60.0)
+    assert process.returncode == 2
+    assert (
+        err.decode()
+        .splitlines()[-1]
+        .startswith(f"flexpipe: port: {port} is not accepted: another program")
+    )
