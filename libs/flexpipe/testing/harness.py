@@ -1,13 +1,14 @@
-"""The executor on a world with fake workers and routers: what simulation and property tests run.
+"""The executor on a world with workers and routers: what simulation and property tests run.
 
-`ShiftWorld` sets it up; `laws` watches what must hold at every moment; `settled` says what must hold when all is quiet.
+`Scene` has hands and eyes; `Laws` watches what must hold at every moment. `ShiftWorld` is the scene with fake workers
+and routers, and `settled` says what must hold there when all is quiet; `real_world` mounts the real machines.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
 
 from flexpipe.bus.hearing import Hearing
 from flexpipe.events import catalog
@@ -36,33 +37,28 @@ EXECUTOR_HEARS: Final = tuple(
 EXECUTOR_WATCHES: Final = ("deployments", "routes", "shifts", "reservations", "fleet", "roster")
 
 
-class ShiftWorld:
-    """An executor, a worker a node, routers, deployments; and hands to order shifts and break things."""
+class Host(Protocol):
+    """One node as the laws see it: what it has, and what its engines take of it."""
 
-    def __init__(
-        self,
-        *,
-        nodes: Iterable[Node] = (a_node("node-a"),),
-        deployments: Iterable[Deployment] = (a_deployment(),),
-        routers: Iterable[str] = ("router-0",),
-        chance: random.Random | None = None,
-        delays_s: tuple[float, float] = (0.001, 0.001),
-        executor: Callable[[], Machine] = Executor,
-    ) -> None:
-        self.world = World(chance, delays_s)
-        self.workers = {node.node: FakeWorker(node) for node in nodes}
-        self.routers = {name: FakeRouter(name) for name in routers}
+    node: Node
+
+    def used_bytes(self, device: str) -> int:
+        """Bytes that ranks on a device hold."""
+        ...
+
+
+class Scene:
+    """A world with an executor, workers and routers; hands to order shifts, eyes to see what became of them."""
+
+    workers: Mapping[str, Host]
+    routers: Mapping[str, object]
+
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.orders = 0
-        for deployment in deployments:
-            self.declare(deployment)
-        for name, worker in self.workers.items():
-            self.world.mount(
-                name, "worker", _same(worker), hears=worker.hears(), watches=("fleet",)
-            )
-        for name, router in self.routers.items():
-            self.world.mount(
-                name, "router", _same(router), hears=router.hears(), watches=router.WATCHES
-            )
+
+    def lead(self, executor: Callable[[], Machine] = Executor) -> None:
+        """Mount the executor, when workers and routers are up; the laws are watched from now on."""
         self.world.run_for(0.1)
         self.executor = self.world.mount(
             EXECUTOR, "executor", executor, hears=EXECUTOR_HEARS, watches=EXECUTOR_WATCHES
@@ -90,24 +86,11 @@ class ShiftWorld:
         """Order a shift and wait until its record has closed."""
         return self.closed(self.order(target, deployment))
 
-    def kill_rank(self, node: str, plan: str) -> None:
-        """A rank dies."""
-        self.world.feed(node, RankDied(plan=plan))
-
     def withdraw(self, node: str, device: str, *, present: bool = False) -> None:
         """Take a device away, or give it back."""
         fence = Fence(deployment="toy", term=0, shift=0, step=0)
         command = WithdrawDevice(node=node, fence=fence, device=device, present=present)
         self.world.say(command, self.world.now_s)
-
-    def heal(self) -> None:
-        """Nothing goes wrong from now on."""
-        for worker in self.workers.values():
-            worker.faults.clear()
-        for name, router in self.routers.items():
-            router.faults.clear()
-            for entry in self.world.buckets.all("routes"):
-                self.world.feed(name, Watched(entry=entry))  # it looks again
 
     # -- eyes ---------------------------------------------------------------------------------------
 
@@ -164,17 +147,11 @@ class ShiftWorld:
                 held[entry.key] = {r.plan: r.bytes for r in value.held}
         return held
 
-    def settle(self, limit_s: float = 600.0) -> None:
-        """Wait until every record has closed, then demand what must hold in a quiet world."""
-        self.world.run_until(lambda: all(r.phase is Phase.CLOSED for r in self.records()), limit_s)
-        self.world.run_for(1.0)
-        settled(self)
-
 
 class Laws:
     """What must hold after every input. Raises AssertionError naming the law that is broken."""
 
-    def __init__(self, scene: ShiftWorld) -> None:
+    def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._seen = 0
         self._counters: dict[str, tuple[int, int]] = {}
@@ -275,6 +252,54 @@ class Laws:
                 holders.setdefault(deployment, []).append(int(shift))
         for deployment, shifts in sorted(holders.items()):
             assert len(shifts) == 1, f"shifts {shifts} of {deployment} hold the slot together"
+
+
+class ShiftWorld(Scene):
+    """The scene with a fake worker a node and fake routers, whose faults are told them."""
+
+    def __init__(
+        self,
+        *,
+        nodes: Iterable[Node] = (a_node("node-a"),),
+        deployments: Iterable[Deployment] = (a_deployment(),),
+        routers: Iterable[str] = ("router-0",),
+        chance: random.Random | None = None,
+        delays_s: tuple[float, float] = (0.001, 0.001),
+        executor: Callable[[], Machine] = Executor,
+    ) -> None:
+        super().__init__(World(chance, delays_s))
+        self.workers: dict[str, FakeWorker] = {node.node: FakeWorker(node) for node in nodes}
+        self.routers: dict[str, FakeRouter] = {name: FakeRouter(name) for name in routers}
+        for deployment in deployments:
+            self.declare(deployment)
+        for name, worker in self.workers.items():
+            self.world.mount(
+                name, "worker", _same(worker), hears=worker.hears(), watches=("fleet",)
+            )
+        for name, router in self.routers.items():
+            self.world.mount(
+                name, "router", _same(router), hears=router.hears(), watches=router.WATCHES
+            )
+        self.lead(executor)
+
+    def kill_rank(self, node: str, plan: str) -> None:
+        """A rank dies."""
+        self.world.feed(node, RankDied(plan=plan))
+
+    def heal(self) -> None:
+        """Nothing goes wrong from now on."""
+        for worker in self.workers.values():
+            worker.faults.clear()
+        for name, router in self.routers.items():
+            router.faults.clear()
+            for entry in self.world.buckets.all("routes"):
+                self.world.feed(name, Watched(entry=entry))  # it looks again
+
+    def settle(self, limit_s: float = 600.0) -> None:
+        """Wait until every record has closed, then demand what must hold in a quiet world."""
+        self.world.run_until(lambda: all(r.phase is Phase.CLOSED for r in self.records()), limit_s)
+        self.world.run_for(1.0)
+        settled(self)
 
 
 def settled(scene: ShiftWorld) -> None:
