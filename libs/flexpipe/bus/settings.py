@@ -1,11 +1,54 @@
-"""Where the bus is and who we are on it. Read once at the edge of a service; never inside a machine."""
+"""Settings of services: the environment over one TOML file, and where the bus is.
+
+Read once at the edge of a service; never inside a machine.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from flexpipe.kernel.errors import InvalidInput
+
+
+class ServiceSettings(BaseSettings):
+    """What one service is told at its start: its environment prefix, over the TOML file that `<PREFIX>FILE` names.
+
+    The file holds the fields by their names. Raises InvalidInput where it is named and cannot be read.
+    """
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is passed in code, over the environment, over the file."""
+        variable = f"{cls.model_config['env_prefix']}FILE"
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, _file(variable)))
+
+
+def _file(variable: str) -> dict[str, Any]:
+    name = os.environ.get(variable)
+    if not name:
+        return {}
+    try:
+        return tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(variable, name, f"name a readable TOML file: {error}") from error
 
 
 class BusSettings(BaseSettings):

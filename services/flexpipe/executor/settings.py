@@ -1,17 +1,18 @@
-"""What one executor is told at its start: environment, prefix `FLEXPIPE_EXECUTOR_`."""
+"""What one executor is told at its start: environment (prefix `FLEXPIPE_EXECUTOR_`) over one TOML file."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from flexpipe.bus import BusSettings
+from flexpipe.bus.settings import ServiceSettings
 from flexpipe.model.names import Name
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """One executor."""
 
     model_config = SettingsConfigDict(env_prefix="FLEXPIPE_EXECUTOR_", frozen=True, extra="ignore")

@@ -230,16 +230,24 @@ class SequenceResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
         listening = asyncio.create_task(_until_disconnect(receive))
+        over = asyncio.create_task(self._running.over.wait())
         try:
-            await asyncio.wait({sending, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, listening, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done() and not listening.done():
+                # All is said. Who does not read it keeps its connection no longer than an engine may be silent.
+                await asyncio.wait(
+                    {sending, listening},
+                    timeout=self._running.house.silence_limit_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             if not sending.done():
                 self._running.client_gone()
         finally:
             # Also where the server takes this task away: nothing may run on for nobody.
             self._running.client_gone()
-            for task in (sending, listening):
+            for task in (sending, listening, over):
                 task.cancel()
-            await asyncio.wait({sending, listening})
+            await asyncio.wait({sending, listening, over})
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
 

@@ -88,20 +88,24 @@ class Relaying(Running):
             if answer.status >= 500:
                 raise EngineBroke(f"engine answered {answer.status}", answer.status)
             if self._wanted.stream and answer.status < 400:
-                await self._pass_on(order, answer)
+                if not await self._pass_on(order, answer):
+                    return
             else:
                 await self._pass_whole(order, answer)
             # Before the connection is closed, which waits: what is whole must not be taken for broken off meanwhile.
             self.finish("stop" if answer.status < 400 else "refused")
 
-    async def _pass_on(self, order: Dispatch, answer: Relayed) -> None:
+    async def _pass_on(self, order: Dispatch, answer: Relayed) -> bool:
+        """Whether all of it was passed on."""
         async for part in answer.body:
             if not self.outbox.opened:
                 self._open(order, answer)
             self.outbox.write(part)
-            await self.outbox.room()
+            if not await self.room():
+                return False
         if not self.outbox.opened:
             self._open(order, answer)
+        return True
 
     async def _pass_whole(self, order: Dispatch, answer: Relayed) -> None:
         parts: list[bytes] = []

@@ -152,7 +152,8 @@ class Resuming(Running):
                 if chunk.finish is not None:
                     self._engine_ended(order, chunk)
                     return
-                await self.outbox.room()
+                if not await self.room():
+                    return
 
     def _move_ledger(self, order: Dispatch) -> None:
         """Put the ledger under the order's plan and epoch. From now on no token of an earlier attempt is taken."""

@@ -165,6 +165,16 @@ class Running(ABC):
         """What an attempt shows at the gate."""
         return GatePass(plan=order.plan, fence=order.fence)
 
+    async def room(self) -> bool:
+        """Wait for a slow client; one that reads nothing for as long as an engine may be silent counts as gone: False."""
+        try:
+            async with asyncio.timeout(self.house.silence_limit_s):
+                await self.outbox.room()
+        except TimeoutError:
+            LOG.info("sequence %s: its client does not read", self.id)
+            self.client_gone()
+        return not self.over.is_set()
+
     def help(self, task: asyncio.Task[None]) -> None:
         """Keep a task that nobody waits for until it is done."""
         self._helpers.add(task)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from flexpipe.bus.settings import ServiceSettings
 from flexpipe.model.names import Name
 
 MIB = 1 << 20
 
 
-class Settings(BaseSettings):
-    """Environment prefix `FLEXPIPE_ROUTER_`. Bounds with their reasons beside them."""
+class Settings(ServiceSettings):
+    """Environment prefix `FLEXPIPE_ROUTER_`, over one TOML file. Bounds with their reasons beside them."""
 
     model_config = SettingsConfigDict(env_prefix="FLEXPIPE_ROUTER_", frozen=True, extra="ignore")
 
@@ -28,7 +29,7 @@ class Settings(BaseSettings):
     sequences_limit: Annotated[int, Field(ge=1, le=100_000)] = 4096
     # Frames that may wait for a slow client before its engine is read no further.
     unread_frames: Annotated[int, Field(ge=1, le=65_536)] = 256
-    # Longest silence of an engine within an answer.
+    # Longest silence of an engine within an answer, and longest that a client may read nothing of it.
     silence_limit_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
     # Comment frames while nothing else is said. Off: the status stays open for a retry until the first content.
     keepalive_s: Annotated[float, Field(gt=0, le=3600)] | None = None

@@ -6,30 +6,21 @@ array of tables (`[[devices]]`) there and JSON in the environment.
 
 from __future__ import annotations
 
-import os
 import sys
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 from pydantic import AliasChoices, Field
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import SettingsConfigDict
 
 from flexpipe.bus import BusSettings
+from flexpipe.bus.settings import ServiceSettings
 from flexpipe.hosting.memory import HostingLimits
-from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.fleet import Device, Node
 from flexpipe.model.names import Name
 
-FILE_VARIABLE: Final = "FLEXPIPE_WORKER_FILE"
 
-
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """One worker. `devices` are what it declares to the fleet: its slots on CPUs, its GPUs by UUID."""
 
     model_config = SettingsConfigDict(
@@ -54,18 +45,6 @@ class Settings(BaseSettings):
     limits: HostingLimits = HostingLimits()
     bus: BusSettings = Field(default_factory=BusSettings)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is passed in code, over the environment, over the file."""
-        return (init_settings, env_settings, InitSettingsSource(settings_cls, _file()))
-
     def declared(self) -> Node:
         """The node as configured."""
         return Node(
@@ -86,13 +65,3 @@ class Settings(BaseSettings):
     def logs(self) -> Path:
         """Where the logs of rank groups lie."""
         return self.state_dir / "logs" if self.logs_dir is None else self.logs_dir
-
-
-def _file() -> dict[str, Any]:
-    name = os.environ.get(FILE_VARIABLE)
-    if not name:
-        return {}
-    try:
-        return tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(FILE_VARIABLE, name, f"name a readable TOML file: {error}") from error
