@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from flexpipe.kernel.machine import Input
+from flexpipe.router.http import SequenceResponse
 from flexpipe.router.relaying import Relaying, RelayRequest
 from flexpipe.router.resuming import Generation, Resuming
 from flexpipe.router.running import House, Running
 from flexpipe.routing.effects import Cut, Dispatch
-from flexpipe.routing.inputs import AttemptFailed, SequenceCut, SequenceEnded
+from flexpipe.routing.inputs import AttemptFailed, ClientGone, SequenceCut, SequenceEnded
 from flexpipe.routing.ledger import MoveCause
 from flexpipe.routing.openai.paths import Resumable, Sampling
 from flexpipe.routing.openai.responses import Answer, Endpoint
@@ -77,17 +78,18 @@ class Body(httpx.AsyncByteStream):
 class Scene:
     """One sequence, engines of paper, and what the machine is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unread_frames: int = 16, silence_limit_s: float = 5.0) -> None:
         self.engines = Paper()
         self.told: list[Input] = []
         http = httpx.AsyncClient(transport=self.engines)
-        self.house = House(http, self.told.append, Meters("flexpipe_router_"), 16, 5.0)
+        meters = Meters("flexpipe_router_")
+        self.house = House(http, self.told.append, meters, unread_frames, silence_limit_s)
 
     def of(self, kind: type[Input]) -> list[Input]:
         return [each for each in self.told if isinstance(each, kind)]
 
 
-def a_resumed(scene: Scene, folder: Path) -> Resuming:
+def a_resumed(scene: Scene, folder: Path, *, stream: bool = False) -> Resuming:
     asked = Resumable(
         sampling=SAMPLING,
         max_tokens=len(OUTPUT),
@@ -102,7 +104,7 @@ def a_resumed(scene: Scene, folder: Path) -> Resuming:
         max_tokens=len(OUTPUT),
         asked=asked,
         answer=Answer(endpoint=Endpoint.COMPLETION, id="cmpl-1", created=1, model="toy"),
-        stream=False,
+        stream=stream,
         include_usage=False,
         return_token_ids=True,
     )
@@ -206,3 +208,30 @@ async def test_a_relayed_request_without_content_is_begun_anew_elsewhere() -> No
     running.dispatch(to("p2", 2))
     assert await read(running) == b"data: first\n\ndata: last\n\n"
     assert [each.finish for each in scene.told if isinstance(each, SequenceEnded)] == ["stop"]
+
+
+@pytest.mark.parametrize("path", ["resume", "relay"])
+async def test_a_client_that_does_not_read_counts_as_gone_after_a_while(
+    folder: Path, path: str
+) -> None:
+    scene = Scene(unread_frames=1, silence_limit_s=0.05)
+    running = a_relayed(scene) if path == "relay" else a_resumed(scene, folder, stream=True)
+    running.dispatch(to("p1", 1))
+    async with asyncio.timeout(5):
+        await running.over.wait()
+    assert isinstance(scene.told[-1], ClientGone)
+    assert not scene.of(AttemptFailed)
+
+
+async def test_a_client_that_does_not_read_the_end_loses_its_connection(folder: Path) -> None:
+    scene = Scene(silence_limit_s=0.05)
+    running = a_resumed(scene, folder)
+    response = SequenceResponse(running, None)
+    running.dispatch(to("p1", 1))
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(5):
+        await response({"type": "http"}, never, never)  # type: ignore[arg-type]
+    assert [each.finish for each in scene.told if isinstance(each, SequenceEnded)] == ["length"]
