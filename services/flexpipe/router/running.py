@@ -166,7 +166,7 @@ class Running(ABC):
         return GatePass(plan=order.plan, fence=order.fence)
 
     async def room(self) -> bool:
-        """Wait for a slow client; one that reads nothing for as long as an engine may be silent counts as gone: False."""
+        """Wait for a slow client. False: it read nothing for as long as an engine may be silent, and counts as gone."""
         try:
             async with asyncio.timeout(self.house.silence_limit_s):
                 await self.outbox.room()
