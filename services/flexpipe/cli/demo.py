@@ -41,7 +41,9 @@ TRAFFIC_LIMIT_S = 180.0
 CLOSE_LIMIT_S = 60.0
 TARGETS = ("pp2", "tp1")
 MODELS = {"sglang": "smollm2", "emulated": "emulated"}
-TOKENS = {"sglang": 120, "emulated": 300}
+TOKENS = {"sglang": 90, "emulated": 200}
+STAGGER = 10
+"""Each question asks for some more tokens than the one before: streams that all end at once would meet no shift."""
 
 QUESTIONS = (
     "Explain in detail how a steam engine works.",
@@ -110,7 +112,9 @@ async def _tell_story(engine: str, view: _Show) -> Account:
     layout = Layout(folder=home(), device_kind=kind)
     async with embedded(layout, view.step) as instance, _operator(instance) as bus:
         first = await _first_start(bus, deployment, view)
-        questions = [Question(text, TOKENS[engine]) for text in QUESTIONS]
+        questions = [
+            Question(text, TOKENS[engine] + index * STAGGER) for index, text in enumerate(QUESTIONS)
+        ]
         shifts, answers = await _shift_under_load(bus, instance, deployment, questions, view)
         view.step("the unshifted run of the same questions")
         unshifted = await _ask_all(instance.router_url, deployment.model.name, questions)
