@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flexpipe.bus import journal
 from flexpipe.bus.journal import Begin, Fed, JournalWriter, Kept
 from flexpipe.bus.outbox import Line, Snapshot
-from flexpipe.kernel.errors import BrokenInvariant
+from flexpipe.kernel.errors import BrokenInvariant, InvalidInput
 from flexpipe.kernel.frozen import canonical_json
 from flexpipe.kernel.machine import Delivered, Effects, Input, Machine, Put
 
@@ -63,9 +63,8 @@ class MachineMemory:
                 )
             return ()
         kept, self._revision = await journal.read_kept(self._bus, self._service, self._name)
-        is_restored = resume and kept is not None
-        if is_restored and kept is not None:
-            await self._restore(kept)
+        if resume and kept is not None:
+            await self._resume(kept)
         self._base = self._machine.snapshot()
         await self._put_begin(now_s)
         return tuple(self._taken)
@@ -130,6 +129,21 @@ class MachineMemory:
             if stored.outcome == "written":
                 return
             LOG.warning("another %s %s wrote a snapshot", self._service, self._name)
+
+    async def _resume(self, kept: Kept) -> None:
+        """Become what was kept; fresh where that was another version's: an upgrade must not keep a service down."""
+        fresh = self._machine.snapshot()
+        try:
+            await self._restore(kept)
+        except (ValueError, InvalidInput) as error:
+            LOG.error(
+                "snapshot of %s %s cannot be read, it starts fresh: %s",
+                self._service,
+                self._name,
+                error,
+            )
+            self._machine.restore(fresh)
+            self._taken.clear()
 
     async def _restore(self, kept: Kept) -> None:
         self._machine.restore(kept.machine)

@@ -49,6 +49,9 @@ CONTROL_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 120.0
 """Longest wait for the next byte of a generation: a long prompt on a CPU, behind other prompts."""
 
+IDLE_LIMIT_S: Final = 2.0
+"""Engines close an idle connection after five seconds; we do well before, so none is used while it is closed."""
+
 MAX_STREAMS: Final = 4096
 """Connections of one client pool: above any admission window, below a process's file limit."""
 
@@ -74,7 +77,11 @@ def engine_http() -> httpx.AsyncClient:
     """The connection pool for all engines of one process. Never uses a proxy: engines are local."""
     return httpx.AsyncClient(
         trust_env=False,
-        limits=httpx.Limits(max_connections=MAX_STREAMS, max_keepalive_connections=64),
+        limits=httpx.Limits(
+            max_connections=MAX_STREAMS,
+            max_keepalive_connections=64,
+            keepalive_expiry=IDLE_LIMIT_S,
+        ),
         timeout=httpx.Timeout(CONTROL_LIMIT_S, connect=CONNECT_LIMIT_S),
     )
 

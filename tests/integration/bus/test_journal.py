@@ -225,3 +225,25 @@ async def test_an_unjournaled_machine_leaves_no_journal(executor: Bus) -> None:
     async with shell:
         await shell.feed(Nudged(text="x"))
     assert await lines_of(executor) == []
+
+
+class Upgraded(Tally):
+    """The next version: it cannot read what the one before kept."""
+
+    def restore(self, snapshot: str) -> None:
+        """Refuses the old form."""
+        if "nudges" in snapshot and "n-1" in snapshot:
+            raise ValueError("a field is missing")
+        super().restore(snapshot)
+
+
+async def test_a_snapshot_of_another_version_does_not_keep_a_service_down(
+    executor: Bus, operator: Bus
+) -> None:
+    first = Tally()
+    async with a_shell(executor, first) as shell:
+        await shell.feed(Nudged(text="n-1"))
+    second = Upgraded()
+    async with a_shell(executor, second, resume=True) as shell:
+        await shell.feed(Nudged(text="n-2"))
+    assert second.state.nudges == ("n-2",)
