@@ -44,6 +44,12 @@ class _Running:
     pipe_end: int
     restarts: int = 0
 
+    def let_go(self) -> None:
+        """Close our end of its standard input, once: the number may be another file's a moment later."""
+        if self.pipe_end >= 0:
+            os.close(self.pipe_end)
+            self.pipe_end = -1
+
 
 @dataclass(slots=True)
 class Supervisor:
@@ -51,7 +57,7 @@ class Supervisor:
 
     _running: dict[str, _Running] = field(default_factory=dict)
     _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _stopping: bool = False
+    _stopping: bool = field(default=False, init=False)
 
     async def start(self, child: Child) -> None:
         """Start one child and watch it from then on."""
@@ -78,15 +84,12 @@ class Supervisor:
     async def _stop_one(self, name: str) -> None:
         running, watcher = self._running[name], self._watchers[name]
         _send(running.process, signal.SIGTERM)
-        os.close(running.pipe_end)
-        try:
-            await asyncio.wait_for(asyncio.shield(watcher), STOP_LIMIT_S)
-        except TimeoutError:
-            _LOG.warning(
-                "child did not stop in time", extra={"child": name, "pid": running.process.pid}
-            )
+        running.let_go()
+        done, _ = await asyncio.wait([watcher], timeout=STOP_LIMIT_S)
+        if not done:
+            _LOG.warning("%s did not stop within %g s and is killed", name, STOP_LIMIT_S)
             _send(running.process, signal.SIGKILL)
-            await watcher
+            await asyncio.wait([watcher])
 
     async def _watch(self, name: str) -> None:
         while True:
@@ -94,15 +97,24 @@ class Supervisor:
             code = await running.process.wait()
             if self._stopping:
                 return
+            running.let_go()
             if running.restarts >= RESTARTS_LIMIT:
-                _LOG.error("child died too often", extra={"child": name, "code": code})
+                _LOG.error("%s died too often (exit code %s) and stays down", name, code)
                 return
-            _LOG.warning("child died and is started again", extra={"child": name, "code": code})
-            os.close(running.pipe_end)
+            _LOG.warning("%s died (exit code %s) and is started again", name, code)
             await asyncio.sleep(RESTART_PAUSE_S)
-            again = await _spawn(running.child)
+            if self._stopping:
+                return
+            try:
+                again = await _spawn(running.child)
+            except Unavailable as error:
+                _LOG.error("%s", error)
+                return
             again.restarts = running.restarts + 1
             self._running[name] = again
+            if self._stopping:  # the stop came while it was being started, and saw the dead one
+                _send(again.process, signal.SIGTERM)
+                again.let_go()
 
 
 async def _spawn(child: Child) -> _Running:
