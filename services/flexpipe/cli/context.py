@@ -13,6 +13,7 @@ from pathlib import Path
 from flexpipe.bus.connection import Bus, connect
 from flexpipe.bus.server import settings_from
 from flexpipe.bus.settings import BusSettings
+from flexpipe.cli.variables import settings_of
 from flexpipe.kernel.errors import InvalidInput, Unavailable
 
 OPERATOR = "operator"
@@ -25,9 +26,9 @@ def home() -> Path:
 
 
 def bus_settings() -> BusSettings:
-    """The operator's settings. Raises Unavailable, with what to do, where there are none."""
+    """The operator's settings. Raises InvalidInput, or Unavailable with what to do where there are none."""
     if os.environ.get("FLEXPIPE_BUS_URL"):
-        return BusSettings()
+        return settings_of(BusSettings)
     try:
         settings = settings_from(home() / "bus", OPERATOR)
     except InvalidInput as error:

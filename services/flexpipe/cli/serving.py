@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from pydantic import ValidationError
-
+from flexpipe.cli.variables import log_level, settings_of
 from flexpipe.kernel.errors import FlexPipeError, InvalidInput
 from flexpipe.telemetry.logs import configure_logs
 
@@ -27,15 +26,8 @@ def run_in_foreground(service: str, *, exit_with_parent: bool) -> None:
     """Run until stopped. Exits 1 with one log line on an error of ours; other exceptions end the process loudly."""
     if service not in SERVICES:
         raise InvalidInput("service", service, "use one of " + ", ".join(SERVICES))
-    configure_logs(service, os.environ.get("FLEXPIPE_LOG_LEVEL", "INFO"))
-    try:
-        settings = import_module(f"flexpipe.{service}.settings").Settings()
-    except ValidationError as error:
-        fault = error.errors()[0]
-        field = f"FLEXPIPE_{service.upper()}_" + "_".join(
-            str(part).upper() for part in fault["loc"]
-        )
-        raise InvalidInput(field, fault.get("input"), fault["msg"]) from error
+    configure_logs(service, log_level())
+    settings = settings_of(import_module(f"flexpipe.{service}.settings").Settings)
     serve = import_module(f"flexpipe.{service}.app").serve
     try:
         asyncio.run(_until_stopped(serve, settings, exit_with_parent=exit_with_parent))
