@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from e2e.story import assert_every_decision_replays, run_demo
+from flexpipe.cli.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -44,15 +46,59 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     assert not _ours(tmp_path)
 
 
+def test_an_instance_that_was_killed_leaves_nothing_running_and_its_folder_serves_again(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        with _up(tmp_path) as process:
+            process.kill()
+        gone_s = (
+            time.monotonic() + 40.0
+        )  # a worker gives its engines ten seconds, and the bus is away
+        while _ours(tmp_path):
+            assert time.monotonic() < gone_s, _ours(tmp_path)
+            psutil.wait_procs(_processes(tmp_path), timeout=1.0)
+
+
+def _up(home: Path) -> subprocess.Popen[str]:
+    """`flexpipe up` in a folder, once it says that it is ready."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-u",
+            "-m",
+            "flexpipe.cli",
+            "up",
+            "--engine",
+            "emulated",
+            "--port",
+            str(free_port()),
+        ],
+        env={**os.environ, "FLEXPIPE_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("ready"):
+            return process
+    process.wait(timeout=30)
+    raise AssertionError("".join(said))
+
+
 def _ours(home: Path) -> list[str]:
     """Command lines of processes that belong to this instance."""
+    return [" ".join(process.info["cmdline"]) for process in _processes(home)]
+
+
+def _processes(home: Path) -> list[psutil.Process]:
     found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("FLEXPIPE_HOME") == str(home) or str(home) in " ".join(
-                process.cmdline()
-            ):
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    for process in psutil.process_iter(["cmdline", "environ", "status"]):
+        here = (process.info["environ"] or {}).get("FLEXPIPE_HOME") == str(home)
+        named = str(home) in " ".join(process.info["cmdline"] or ())
+        if (here or named) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
     return found

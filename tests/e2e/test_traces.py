@@ -14,8 +14,9 @@ from starlette.routing import Route
 
 from e2e.stage import EXAMPLE, QUICK, Stage, staged, until
 from flexpipe.cli import looking
-from flexpipe.cli.embedded import Layout, NodeLayout, free_port
+from flexpipe.cli.embedded import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
+from flexpipe.cli.ports import free_port
 from flexpipe.events.shift import ShiftCompleted
 from flexpipe.telemetry.health import serving
 

@@ -133,6 +133,7 @@ async def deploy_example(engine: str, instance: Embedded, tell: Callable[[str], 
     """Declare the engine's example and, where it does not serve yet, start it on its baseline. Raises FlexPipeError."""
     deployment = await _example(engine, tell)
     async with _operator(instance) as bus:
+        await _until_bare(bus, deployment.name)
         await ordering.store_deployment(bus, deployment)
         tell(f"deploying {deployment.name} as {deployment.baseline} (the engine starts cold)")
         gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
@@ -141,6 +142,18 @@ async def deploy_example(engine: str, instance: Embedded, tell: Callable[[str], 
         )
     if not isinstance(told, shift_events.ShiftCompleted):
         raise Unavailable(f"{deployment.name} could not be started: {_reason(told)}")
+
+
+async def _until_bare(bus: Bus, deployment: str) -> None:
+    """The executor has noticed that the engines of an earlier run in this folder are gone (it may have been killed)."""
+    async with asyncio.timeout(CLOSE_LIMIT_S):
+        while True:
+            entries = [
+                each for each in await looking.read_routes(bus) if each.deployment == deployment
+            ]
+            if not any(each.plans or each.in_flight is not None for each in entries):
+                return
+            await asyncio.sleep(0.1)
 
 
 async def _example(engine: str, tell: Callable[[str], None]) -> Deployment:
