@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from flexpipe.bus.connection import Bus, connect
 from flexpipe.bus.journal import write_journal_file
@@ -65,8 +66,8 @@ class _Show:
 
     def step(self, text: str) -> None:
         """What is going on now."""
-        self.status.update(text)
-        self.console.print(f"[dim]·[/] {text}", highlight=False)
+        self.status.update(Text(text))
+        self.console.print(Text.assemble(("· ", "dim"), text), highlight=False)
 
     def tell(self, message: Message) -> None:
         """An event of the shift that is being waited for."""
@@ -74,14 +75,11 @@ class _Show:
             case shift_events.ShiftPhaseChanged():
                 self.status.update(f"shift {message.shift}: {message.phase}")
             case shift_events.ShiftCompleted():
-                self.console.print(
-                    f"[green]✓[/] shift {message.shift} committed after {message.duration_s:.1f} s",
-                    highlight=False,
-                )
+                text = f"shift {message.shift} committed after {message.duration_s:.1f} s"
+                self.console.print(Text.assemble(("✓ ", "green"), text), highlight=False)
             case shift_events.ShiftRolledBack() | shift_events.ShiftAbandoned():
-                self.console.print(
-                    f"[red]✗[/] shift {message.shift}: {message.reason}", highlight=False
-                )
+                text = f"shift {message.shift}: {message.reason}"
+                self.console.print(Text.assemble(("✗ ", "red"), text), highlight=False)
             case _:
                 pass
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 from rich.console import Console
+from rich.text import Text
 
 from flexpipe.bus.server import EmbeddedServer, embedded_server
 from flexpipe.bus.settings import BusSettings
@@ -228,7 +229,8 @@ async def run_up(
             console.print(
                 f"[green]ready[/]  endpoint {instance.router_url}/v1   NATS {instance.server.url}"
             )
-            console.print(f"logs in {layout.folder / 'logs'}; interrupt to stop")
+            logs = Text(f"logs in {layout.folder / 'logs'}; interrupt to stop")
+            console.print(logs, soft_wrap=True)
             await stopping
         deploying.cancel()
         await asyncio.wait({deploying})

@@ -1,4 +1,8 @@
-"""How commands print: tables for people, one JSON document for programs."""
+"""How commands print: tables for people, one JSON document for programs.
+
+What others said (reasons, last words of an engine, paths) is printed as `Text`: in a plain string rich takes a word in
+brackets for markup, drops it, or raises.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from flexpipe.cli import ordering, views
 from flexpipe.events import shift as shift_events
@@ -26,20 +31,23 @@ def teller(*, as_json: bool) -> ordering.Told:
     return tell
 
 
-def _line(message: Message) -> str:
+def _line(message: Message) -> Text:
     match message:
         case shift_events.ShiftOrdered():
-            return f"shift {message.shift} accepted: {message.trigger}"
+            return Text(f"shift {message.shift} accepted: {message.trigger}")
         case shift_events.ShiftPhaseChanged():
-            return f"{views.clock_text(message.at_s)}  {message.phase}"
+            return Text(f"{views.clock_text(message.at_s)}  {message.phase}")
         case shift_events.ShiftCompleted():
-            return f"[green]completed[/] after {message.duration_s:.1f} s ({message.start_class})"
+            after = f" after {message.duration_s:.1f} s ({message.start_class})"
+            return Text.assemble(("completed", "green"), after)
         case shift_events.ShiftRolledBack():
-            return f"[yellow]rolled back[/] after {message.duration_s:.1f} s: {message.reason}"
+            after = f" after {message.duration_s:.1f} s: {message.reason}"
+            return Text.assemble(("rolled back", "yellow"), after)
         case shift_events.ShiftAbandoned():
-            return f"[red]abandoned[/] after {message.duration_s:.1f} s: {message.reason}"
+            after = f" after {message.duration_s:.1f} s: {message.reason}"
+            return Text.assemble(("abandoned", "red"), after)
         case _:
-            return f"{type(message).__name__} {message.canonical_json()}"
+            return Text(f"{type(message).__name__} {message.canonical_json()}")
 
 
 def finish(told: Message, *, as_json: bool) -> None:
@@ -56,7 +64,8 @@ def event_line(type_: str, body: str, *, as_json: bool) -> None:
         print(json.dumps({"type": type_, **json.loads(body)}))
     else:
         fields = " ".join(f"{name}={_brief(value)}" for name, value in json.loads(body).items())
-        console.print(f"[bold]{type_}[/] {fields}", highlight=False, soft_wrap=True)
+        line = Text.assemble((type_, "bold"), f" {fields}")
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _brief(value: object) -> str:

@@ -121,13 +121,13 @@ def shift_view(record: ShiftRecord) -> RenderableType:
     """One shift: order, phases with durations, sequences, reason."""
     head = Table.grid(padding=(0, 2))
     head.add_row("shift", f"{record.deployment} {record.shift} (term {record.term})")
-    head.add_row("order", f"{record.order.trigger} (by {record.order.by})")
+    head.add_row("order", Text(f"{record.order.trigger} (by {record.order.by})"))
     head.add_row("gears", f"{record.source.label} → {record.order.target.label}")
     head.add_row("outcome", outcome_text(record.outcome))
     if record.reason:
-        head.add_row("reason", record.reason)
+        head.add_row("reason", Text(record.reason))
     for note in record.notes:
-        head.add_row("note", note)
+        head.add_row("note", Text(note))
     parts: list[RenderableType] = [
         head,
         phases_table(record.timings, record.start_class),
@@ -135,7 +135,9 @@ def shift_view(record: ShiftRecord) -> RenderableType:
     ]
     if record.log_tail:
         parts.append(
-            Panel(record.log_tail.strip(), title="the engine's last words", title_align="left")
+            Panel(
+                Text(record.log_tail.strip()), title="the engine's last words", title_align="left"
+            )
         )
     return Group(*parts)
 
@@ -164,7 +166,9 @@ def moved_table(moved: Sequence[MovedSequence]) -> RenderableType:
         )
     for each in moved:
         pause = NOTHING if each.pause_ms is None else f"{each.pause_ms:.0f}"
-        table.add_row(each.sequence[:16], each.verdict, str(each.tokens), pause, each.reason)
+        table.add_row(
+            Text(each.sequence[:16]), each.verdict, str(each.tokens), pause, Text(each.reason)
+        )
     return table
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console, RenderableType
 
-from flexpipe.cli import views
+from flexpipe.cli import printing, views
+from flexpipe.events.shift import ShiftRolledBack
 from flexpipe.kernel.machine import Span
 from flexpipe.model.gear import EMPTY_GEAR
 from flexpipe.model.sequence import MovedSequence, Verdict
@@ -109,3 +111,35 @@ def test_a_trace_is_a_tree_whose_orphans_are_not_lost() -> None:
     assert "engine error" in text
     assert "stray" in text
     assert "no spans" in printed(views.trace_view([]))
+
+
+BRACKETS = "[rank0]: Traceback in [/opt/engine]: stages[0] [red]"
+"""What engines and file names say, and rich would take for markup."""
+
+
+def test_words_in_brackets_are_shown_and_not_obeyed() -> None:
+    moved = MovedSequence(
+        sequence="seq-1",
+        verdict=Verdict.FINISH,
+        reason=BRACKETS,
+        from_plan="p-1",
+        to_plan=None,
+        tokens=1,
+        epoch=1,
+    )
+    shown = record(reason=BRACKETS, notes=(BRACKETS,), log_tail=BRACKETS, moved=(moved,))
+    assert printed(views.shift_view(shown)).count("[rank0]") == 4
+    assert "[red]" in printed(views.shifts_view([shown]))
+
+
+def test_an_event_with_words_in_brackets_is_one_whole_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(printing, "console", Console(width=80, force_terminal=False))
+    rolled_back = ShiftRolledBack(
+        deployment="smollm2", shift=3, gear="tp1", reason=BRACKETS, duration_s=1.0
+    )
+    printing.teller(as_json=False)(rolled_back)
+    printing.event_line("ShiftRolledBack", rolled_back.canonical_json(), as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count(BRACKETS) == 2
