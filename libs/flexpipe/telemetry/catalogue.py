@@ -12,6 +12,9 @@ from flexpipe.kernel.frozen import Frozen
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Buckets of anything a client waits for, from a decode step on a GPU to a long prompt on a CPU."""
 
+PHASES_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Buckets of a shift's phases, from a compare-and-set to the start of a large engine."""
+
 
 class Metric(Frozen):
     """One metric. Labels with a plan's id carry plans of route entries only and go when the plan goes."""
@@ -89,6 +92,19 @@ METRICS: tuple[Metric, ...] = (
         kind="counter",
         says="Bucket entries that could not be read; the last good one stayed in force.",
         labels=("source",),
+    ),
+    Metric(
+        name="flexpipe_executor_shifts_total",
+        kind="counter",
+        says="Shifts whose record closed, by outcome and by what they found prepared.",
+        labels=("deployment", "outcome", "start_class"),
+    ),
+    Metric(
+        name="flexpipe_executor_phase_seconds",
+        kind="histogram",
+        says="How long each phase of a closed shift lasted.",
+        labels=("deployment", "phase", "start_class"),
+        buckets=PHASES_S,
     ),
 )
 

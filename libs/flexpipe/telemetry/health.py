@@ -28,9 +28,14 @@ STOP_LIMIT_S = 5.0
 
 Readiness = Callable[[], Awaitable[None]]
 """Returns when ready; raises, with one line, when not."""
+MetricsPage = Callable[[], bytes]
 
 
-def health_app(ready: Readiness) -> Starlette:
+def _process_metrics() -> bytes:
+    return generate_latest(REGISTRY)
+
+
+def health_app(ready: Readiness, metrics_page: MetricsPage = _process_metrics) -> Starlette:
     """The ASGI app."""
 
     async def health(_: Request) -> Response:
@@ -45,7 +50,7 @@ def health_app(ready: Readiness) -> Starlette:
         return JSONResponse({"status": "ready"})
 
     async def metrics(_: Request) -> Response:
-        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics_page(), media_type=CONTENT_TYPE_LATEST)
 
     return Starlette(
         routes=[Route("/health", health), Route("/ready", is_ready), Route("/metrics", metrics)]
@@ -53,9 +58,11 @@ def health_app(ready: Readiness) -> Starlette:
 
 
 @asynccontextmanager
-async def serving_health(host: str, port: int, ready: Readiness) -> AsyncIterator[None]:
+async def serving_health(
+    host: str, port: int, ready: Readiness, metrics_page: MetricsPage = _process_metrics
+) -> AsyncIterator[None]:
     """Serve health on host:port while the block runs. Raises Unavailable where the port is taken."""
-    async with serving(health_app(ready), host, port):
+    async with serving(health_app(ready, metrics_page), host, port):
         yield
 
 

@@ -14,7 +14,13 @@ from flexpipe.transitions.outbox import Outbox
 from flexpipe.transitions.progress import LOG_TAIL_CHARS, Flight, Stage
 from flexpipe.transitions.step import Go, Step, Undo
 from flexpipe.transitions.steps import STEPS
-from flexpipe.transitions.telling import phase_traceparent, tell, tell_retired, tell_trace
+from flexpipe.transitions.telling import (
+    measure,
+    phase_traceparent,
+    tell,
+    tell_retired,
+    tell_trace,
+)
 
 
 class How(StrEnum):
@@ -100,6 +106,7 @@ def close(case: Case, out: Outbox, reason: str | None) -> None:
     tell_retired(out, flight)
     tell(out, case.record, flight, case.entry)
     tell_trace(out, record)
+    measure(out, record)
     out.put("shifts", record.key, flight.stored())
 
 

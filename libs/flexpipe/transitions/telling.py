@@ -15,7 +15,7 @@ from flexpipe.events.shift import (
     ShiftRolledBack,
 )
 from flexpipe.kernel.ids import span_id, traceparent
-from flexpipe.kernel.machine import Span
+from flexpipe.kernel.machine import Measure, Span
 from flexpipe.model.gear import Gear, PlanShare
 from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.shift import Outcome, Phase, ShiftRecord
@@ -104,6 +104,18 @@ def tell_trace(out: Outbox, record: ShiftRecord) -> None:
                 },
             )
         )
+
+
+def measure(out: Outbox, record: ShiftRecord) -> None:
+    """The closed shift as readings for metrics."""
+    whose = {"deployment": record.deployment, "start_class": str(record.start_class)}
+    outcome = {**whose, "outcome": str(record.outcome)}
+    out.do(Measure(name="flexpipe_executor_shifts_total", value=1.0, labels=outcome))
+    for timing in record.timings:
+        if timing.end_s is not None:
+            labels = {**whose, "phase": str(timing.phase)}
+            lasted_s = timing.end_s - timing.start_s
+            out.do(Measure(name="flexpipe_executor_phase_seconds", value=lasted_s, labels=labels))
 
 
 def phase_traceparent(record: ShiftRecord) -> str:

@@ -16,6 +16,7 @@ from flexpipe.events import catalog
 from flexpipe.executor.settings import Settings
 from flexpipe.kernel.errors import Unavailable
 from flexpipe.telemetry.health import Readiness, serving_health
+from flexpipe.telemetry.meters import Meters
 from flexpipe.telemetry.tracing import OtlpSpans
 from flexpipe.transitions.machine import Executor
 
@@ -32,6 +33,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     (another leader exists, say).
     """
     otlp = OtlpSpans("executor")
+    meters = Meters("flexpipe_executor_")
     try:
         async with AsyncExitStack() as stack:
             bus = await stack.enter_async_context(
@@ -45,14 +47,14 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 name=settings.name,
                 hears=HEARS,
                 watches=WATCHES,
+                measure=meters,
                 spans=spans,
                 journaled=True,
             )
             await stack.enter_async_context(shell)
             if settings.http_port:
-                health = serving_health(
-                    settings.http_host, settings.http_port, _readiness(bus, stop)
-                )
+                ready = _readiness(bus, stop)
+                health = serving_health(settings.http_host, settings.http_port, ready, meters.page)
                 await stack.enter_async_context(health)
             _LOG.info("executor is up")
             await stop.wait()
