@@ -18,7 +18,7 @@ from flexpipe.gears.modes import mode_of
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef, Fleet
-from flexpipe.model.gear import EMPTY_GEAR, Gear, PlanShare
+from flexpipe.model.gear import EMPTY_GEAR, WEIGHT_LIMIT, Gear, PlanShare
 from flexpipe.model.plan import LayerRange, Plan
 
 GRAMMAR = "write it like tp1, pp2@node-a/cpu0,node-a/cpu1 or pp2(20,10)"
@@ -37,14 +37,16 @@ def resolve_gear(
     """
     if text.strip() == "empty":
         return EMPTY_GEAR
-    shares: list[PlanShare] = []
+    shares: dict[str, PlanShare] = {}
     taken = dict(held_bytes)
     for part in text.replace(" ", "").split("+"):
         share = _resolve_share(part, deployment, fleet, taken)
-        shares.append(share)
+        if share.plan.id in shares:
+            raise InvalidInput("gear", text, "a plan appears twice; give it one weight instead")
+        shares[share.plan.id] = share
         for ref, need in share.plan.claims():
             taken[ref] = taken.get(ref, 0) + need
-    return Gear(shares=tuple(sorted(shares, key=lambda share: share.plan.id)))
+    return Gear(shares=tuple(shares[id_] for id_ in sorted(shares)))
 
 
 def _resolve_share(
@@ -71,7 +73,10 @@ def _resolve_share(
         devices = _lowest_free(deployment, ranges, tp, fleet, taken)
     plan = mode_of(tp, pp).plan(deployment, devices, tp=tp, pp=pp, counts=counts)
     _require_capacity(plan, fleet)
-    return PlanShare(plan=plan, weight=float(match["weight"] or 1.0))
+    weight = float(match["weight"] or 1.0)
+    if not 0 < weight <= WEIGHT_LIMIT:
+        raise InvalidInput("weight", weight, f"must be above 0 and at most {WEIGHT_LIMIT}")
+    return PlanShare(plan=plan, weight=weight)
 
 
 def _device(name: str, fleet: Fleet) -> DeviceRef:

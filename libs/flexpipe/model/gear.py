@@ -10,12 +10,15 @@ from pydantic import Field, model_validator
 from flexpipe.kernel.frozen import Frozen, digest
 from flexpipe.model.plan import Plan
 
+WEIGHT_LIMIT = 1000
+"""More than a thousand to one is a plan that gets nothing: leave it out of the gear instead."""
+
 
 class PlanShare(Frozen):
     """A plan and its weight among the plans of a gear."""
 
     plan: Plan
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=WEIGHT_LIMIT)] = 1.0
 
 
 class Gear(Frozen):

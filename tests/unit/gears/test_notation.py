@@ -106,6 +106,9 @@ def test_the_empty_gear_can_be_named() -> None:
         ("tp1@cpu7", "no such device in the fleet; there are: node-a/cpu0"),
         ("tp3@node-a/cpu0,node-a/cpu1,node-b/cpu0", "must lie on one node"),
         ("tp1@cpu0", "several nodes have it"),
+        ("0*tp1", "must be above 0"),
+        ("1001*tp1", "at most 1000"),
+        ("tp1@node-a/cpu0 + 2*tp1@node-a/cpu0", "a plan appears twice"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_that_names_the_fix(text: str, names: str) -> None:
