@@ -17,6 +17,8 @@ def facts_of(config: Mapping[str, Any], *, weights_bytes: int) -> ModelFacts:
     Raises InvalidInput naming the field that is missing or contradicts itself.
     """
     text = config.get("text_config", config)
+    if not isinstance(text, Mapping):
+        raise InvalidInput("config.json text_config", text, "must be an object")
     heads = _count(text, "num_attention_heads")
     kv_heads = _count(text, "num_key_value_heads", heads)
     hidden = _count(text, "hidden_size")

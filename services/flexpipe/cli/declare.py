@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from flexpipe.engines.registry import ENGINES
 from pydantic import ValidationError
 
+from flexpipe.engines.registry import ENGINES
 from flexpipe.gears.facts import BYTES_OF_DTYPE, facts_of
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment, ModelFacts
@@ -58,9 +58,13 @@ def read_facts(folder: Path, declared: Deployment) -> ModelFacts:
             f"no config.json in {folder}; name a Hugging Face model folder",
         )
     try:
-        config: dict[str, Any] = json.loads(config_path.read_text())
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput("config.json", str(config_path), f"{error.strerror}") from error
     except ValueError as error:
         raise InvalidInput("config.json", str(config_path), f"not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidInput("config.json", str(config_path), "must hold one JSON object")
     return facts_of(config, weights_bytes=_weights_bytes(folder, config, declared))
 
 
@@ -69,7 +73,7 @@ def _weights_bytes(folder: Path, config: dict[str, Any], declared: Deployment) -
     stored = sum(file.stat().st_size for file in sorted(folder.glob("*.safetensors")))
     if stored:
         kept_as = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-        factor = BYTES_OF_DTYPE[declared.engine.dtype] / BYTES_OF_DTYPE.get(kept_as, 2)
+        factor = BYTES_OF_DTYPE[declared.engine.dtype] / BYTES_OF_DTYPE.get(str(kept_as), 2)
         return int(stored * factor)
     if declared.engine.performance is not None:
         table = _read_table(Path(declared.engine.performance))
@@ -85,11 +89,13 @@ def _weights_bytes(folder: Path, config: dict[str, Any], declared: Deployment) -
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_FILE_BYTES + 1)  # a device has no size and no end
+        if len(text) > LARGEST_FILE_BYTES:
             raise InvalidInput(
                 "file", str(path), f"larger than {LARGEST_FILE_BYTES} bytes; name a TOML file"
             )
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(text.decode())
     except OSError as error:
         raise InvalidInput(
             "file", str(path), f"{error.strerror}; name a readable TOML file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,23 @@ def test_a_mistake_is_named_with_field_value_and_fix(
 def test_a_model_that_is_not_there_is_named_by_its_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"model\.path: .*no config\.json in .*nowhere"):
         read_deployment(written(tmp_path, GOOD.format(folder=tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("[]", "must hold one JSON object"),
+        ("{", "not JSON"),
+        ('{"text_config": 3}', "text_config: 3 is not accepted"),
+        (json.dumps({**CONFIG, "num_hidden_layers": "many"}), "num_hidden_layers: 'many'"),
+    ],
+)
+def test_a_strange_config_of_a_model_is_named(
+    tmp_path: Path, model: Path, config: str, says: str
+) -> None:
+    (model / "config.json").write_text(config)
+    with pytest.raises(InvalidInput, match=re.escape(says)):
+        read_deployment(written(tmp_path, GOOD.format(folder=model)))
 
 
 def test_a_file_that_is_not_there_is_an_error_and_no_traceback(tmp_path: Path) -> None:
