@@ -10,9 +10,11 @@ import pytest
 
 from flexpipe.bus.journal import Begin, Fed, effects_digest, effects_text
 from flexpipe.bus.replay import replay
+from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.machine import Delivered, Effects, Entry, Input, Machine, Measure, Started
 from flexpipe.testing.tally import Nudged, Tally, an_order
+from flexpipe.transitions.machine import Executor
 
 TELL = """
 import sys
@@ -158,6 +160,14 @@ def effects_digest_of(text: str) -> str:
 def test_a_line_that_no_shell_wrote_is_refused(line: str) -> None:
     with pytest.raises(InvalidInput):
         replay([line], Tally)
+
+
+@pytest.mark.parametrize("snapshot", ["junk", "[]", '{"of": "another version"}'])
+def test_a_run_that_began_as_another_version_is_refused(snapshot: str) -> None:
+    begin = Begin(run="r", service="executor", name="executor", now_s=1.0, snapshot=snapshot)
+    for machine in (Executor, Worker):
+        with pytest.raises(InvalidInput, match="another version of this machine"):
+            replay([begin.canonical_json()], machine)
 
 
 def test_a_journal_without_its_beginning_is_refused() -> None:

@@ -39,7 +39,8 @@ def replay(lines: Iterable[str], fresh: Callable[[], Machine]) -> ReplayReport:
     """Feed each run of a journal to a machine of its own (`fresh()`, or restored as the run began), and compare.
 
     Inputs that crashed the machine are fed too: they must crash it again, and are rolled back as they were then.
-    Raises InvalidInput for a line that no shell wrote, or a journal whose start is missing.
+    Raises InvalidInput for a line that no shell wrote, a journal whose start is missing, or a run that began from a
+    snapshot of another version.
     """
     machine: Machine | None = None
     run, n, runs, events = "", 0, 0, 0
@@ -51,7 +52,7 @@ def replay(lines: Iterable[str], fresh: Callable[[], Machine]) -> ReplayReport:
                 machine, run, n = fresh(), line.run, 0
                 runs += 1
                 if line.snapshot is not None:
-                    machine.restore(line.snapshot)
+                    _restore(machine, line.snapshot)
             case Fed() as line:
                 if machine is None:
                     raise InvalidInput("journal", text, "start at the first line of a run")
@@ -68,6 +69,17 @@ def replay(lines: Iterable[str], fresh: Callable[[], Machine]) -> ReplayReport:
         differing=tuple(differing),
         duration_s=time.perf_counter() - began_s,
     )
+
+
+def _restore(machine: Machine, snapshot: str) -> None:
+    try:
+        machine.restore(snapshot)
+    except ValueError as error:
+        raise InvalidInput(
+            "journal",
+            snapshot,
+            "a run that began as another version of this machine is not replayed",
+        ) from error
 
 
 def _feed(machine: Machine, line: Fed) -> Differing | None:
