@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from rich.text import Text
 
 from flexpipe.cli import looking, ordering, views
 from flexpipe.cli.context import operator_bus
@@ -47,7 +49,7 @@ def apply(
     wait: Annotated[bool, typer.Option(help="Wait until it serves.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Declare a deployment; the first time, start it on its baseline."""
+    """Declare a deployment; where it does not serve yet, start it on its baseline."""
     deployment = read_deployment(file)
 
     async def run() -> None:
@@ -58,8 +60,10 @@ def apply(
                 for route in await looking.read_routes(bus)
             )
             if serving:
+                stored = "stored" if changed else "unchanged"
                 show(
                     {"deployment": deployment.name, "changed": changed, "shift": None},
+                    f"{deployment.name} serves already; {stored}",
                     as_json=as_json,
                 )
                 return
@@ -113,7 +117,7 @@ def shift(
 
     if to is not None:
         _run(order(to))
-    elif which.isdigit():
+    elif which.isdecimal():
         _run(look(int(which)))
     else:
         raise InvalidInput("shift", which, "add --to GEAR, or give the number of a shift")
@@ -277,15 +281,19 @@ def schemas(
 
 
 @fleet_app.command()
-def take(device: Annotated[str, typer.Argument(help="node/device")]) -> None:
+def take(
+    device: Annotated[str, typer.Argument(help="node/device")], *, as_json: AsJson = False
+) -> None:
     """Take a device away, as a preemption does."""
-    _run(_set_device(device, present=False))
+    _run(_set_device(device, present=False, as_json=as_json))
 
 
 @fleet_app.command()
-def give(device: Annotated[str, typer.Argument(help="node/device")]) -> None:
+def give(
+    device: Annotated[str, typer.Argument(help="node/device")], *, as_json: AsJson = False
+) -> None:
     """Give a device back."""
-    _run(_set_device(device, present=True))
+    _run(_set_device(device, present=True, as_json=as_json))
 
 
 @journal_app.command()
@@ -293,14 +301,17 @@ def export(
     service: Annotated[str, typer.Argument(help="executor, router or worker.")],
     name: Annotated[str, typer.Argument(help="Which one, such as node-a.")],
     file: Annotated[Path, typer.Argument(help="Where to (JSON lines).")],
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Write the journal of one machine to a file."""
-    from flexpipe.bus.journal import write_journal_file  # noqa: PLC0415
+    from flexpipe.cli.replaying import export_file  # noqa: PLC0415 - machines load much that other commands do not
 
     async def run() -> None:
         async with operator_bus() as bus:
-            lines = await write_journal_file(bus, service, name, file)
-        console.print(f"{lines} lines → {file}")
+            lines = await export_file(bus, service, name, file)
+        document = {"lines": lines, "file": str(file.absolute())}
+        show(document, Text(f"{lines} lines → {file}"), as_json=as_json)
 
     _run(run())
 
@@ -322,17 +333,19 @@ def replay(
         raise typer.Exit(1)
 
 
-async def _set_device(text: str, *, present: bool) -> None:
+async def _set_device(text: str, *, present: bool, as_json: bool) -> None:
     node, _, device = text.partition("/")
-    if not node or not device:
-        raise InvalidInput("device", text, "write it as node/device")
-    ref = DeviceRef(node=node, device=device)
+    try:
+        ref = DeviceRef(node=node, device=device)
+    except ValidationError as error:
+        raise InvalidInput("device", text, "write it as node/device") from error
     async with operator_bus() as bus:
         fleet = await looking.read_fleet(bus)
         if not any(each.node == node for each in fleet.nodes):
             raise InvalidInput("device", text, "no such node; see `flexpipe status`")
         await ordering.set_device(bus, ref, present=present)
-    console.print(f"{ref} {'given back' if present else 'taken away'}")
+    said = f"{ref} {'given back' if present else 'taken away'}"
+    show({"device": str(ref), "present": present}, said, as_json=as_json)
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -9,12 +9,11 @@ from typing import TypeVar
 from flexpipe.bus.connection import Bus
 from flexpipe.bus.hearing import Hearing
 from flexpipe.events import catalog
-from flexpipe.events.catalog import Lane
-from flexpipe.events.message import Message
+from flexpipe.events.catalog import Lane, first_fault
 from flexpipe.events.trace import SpanEnded
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.frozen import Frozen
-from flexpipe.kernel.machine import Delivered, Span
+from flexpipe.kernel.machine import Delivered, Entry, Span
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import Fleet, Node
 from flexpipe.model.route import RouteEntry
@@ -27,11 +26,16 @@ V = TypeVar("V", bound=Frozen)
 
 
 async def read_values(bus: Bus, bucket: str, cls: type[V]) -> tuple[V, ...]:
-    """Every value of a bucket, by key."""
+    """Every value of a bucket, by key. Raises InvalidInput naming the key of one that cannot be read."""
     entries = sorted(await bus.read_all(bucket), key=lambda entry: entry.key)
-    return tuple(
-        cls.model_validate_json(entry.value) for entry in entries if entry.value is not None
-    )
+    return tuple(_read(cls, entry, entry.value) for entry in entries if entry.value is not None)
+
+
+def _read(cls: type[V], entry: Entry, text: str) -> V:
+    try:
+        return cls.model_validate_json(text)
+    except ValueError as error:
+        raise InvalidInput(f"{entry.bucket}/{entry.key}", text, first_fault(error)) from error
 
 
 async def read_deployments(bus: Bus) -> tuple[Deployment, ...]:
@@ -99,8 +103,3 @@ async def history(
 def logged_events() -> tuple[Hearing, ...]:
     """Everything on the event log."""
     return tuple(Hearing(said.message) for said in catalog.MESSAGES if said.lane is Lane.EVT)
-
-
-def parsed(delivered: Delivered) -> Message:
-    """The message itself."""
-    return catalog.parse(delivered.type, delivered.message)

@@ -124,25 +124,6 @@ async def until_outcome(
     )
 
 
-async def until_retired(
-    told: AsyncIterator[Message], number: int, plans: int, tell: Told, limit_s: float
-) -> None:
-    """Read on until that many plans of the shift have retired. Raises Unavailable at the limit."""
-
-    async def read() -> None:
-        left = plans
-        while left:
-            message = await anext(told)
-            if isinstance(message, shift.PlanRetired) and message.shift == number:
-                tell(message)
-                left -= 1
-
-    if plans:
-        await within(
-            read(), limit_s, f"old plans of shift {number} did not retire within {limit_s:g} s"
-        )
-
-
 async def set_device(bus: Bus, ref: DeviceRef, *, present: bool) -> None:
     """Tell a node's worker that a device is taken away or given back."""
     command = plan.WithdrawDevice(
