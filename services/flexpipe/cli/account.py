@@ -97,6 +97,8 @@ def _shift_document(each: ShiftAccount) -> dict[str, Any]:
 
 def show(account: Account, console: Console) -> None:
     """For people."""
+    console.rule(f"first start: {account.first.order.target.label}")
+    console.print(views.phases_table(account.first.timings, account.first.start_class))
     for each in account.shifts:
         record = each.record
         title = f"shift {record.shift}: {record.source.label} → {record.order.target.label}"

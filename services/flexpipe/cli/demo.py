@@ -128,7 +128,7 @@ async def _tell_story(engine: str, view: _Show) -> Account:
 
 
 async def deploy_example(engine: str, instance: Embedded, tell: Callable[[str], None]) -> None:
-    """Declare the engine's example and, where it does not serve yet, start it on its baseline. Raises FlexPipeError."""
+    """Declare the engine's example and start it on its baseline. Raises FlexPipeError."""
     deployment = await _example(engine, tell)
     async with _operator(instance) as bus:
         await _until_bare(bus, deployment.name)
@@ -144,14 +144,17 @@ async def deploy_example(engine: str, instance: Embedded, tell: Callable[[str], 
 
 async def _until_bare(bus: Bus, deployment: str) -> None:
     """The executor has noticed that the engines of an earlier run in this folder are gone (it may have been killed)."""
-    async with asyncio.timeout(CLOSE_LIMIT_S):
-        while True:
-            entries = [
-                each for each in await looking.read_routes(bus) if each.deployment == deployment
-            ]
-            if not any(each.plans or each.in_flight is not None for each in entries):
-                return
+
+    async def bare() -> None:
+        while any(  # noqa: ASYNC110 - what another process writes
+            each.deployment == deployment and (each.plans or each.in_flight is not None)
+            for each in await looking.read_routes(bus)
+        ):
             await asyncio.sleep(0.1)
+
+    await ordering.within(
+        bare(), CLOSE_LIMIT_S, f"what an earlier run left of {deployment} is not gone"
+    )
 
 
 async def _example(engine: str, tell: Callable[[str], None]) -> Deployment:
@@ -225,6 +228,9 @@ async def _shift_under_load(
             shifts.append(ShiftAccount(record, in_flight))
         view.step("letting the last streams end")
         return shifts, await traffic.finish(TRAFFIC_LIMIT_S)
+    except TimeoutError as error:
+        await traffic.abort()
+        raise Unavailable(f"streams did not end within {TRAFFIC_LIMIT_S:g} s") from error
     except BaseException:
         await traffic.abort()
         raise
@@ -233,9 +239,14 @@ async def _shift_under_load(
 async def _until_flowing(traffic: Traffic, view: _Show) -> None:
     """Every stream has brought tokens: what is shifted now is generation, not waiting."""
     view.step(f"{STREAMS} chat streams: waiting until all bring tokens")
-    async with asyncio.timeout(FLOWING_LIMIT_S):
+
+    async def all_flow() -> None:
         while traffic.flowing < STREAMS:  # noqa: ASYNC110 - a handful of looks a second, at most a minute
             await asyncio.sleep(0.05)
+
+    await ordering.within(
+        all_flow(), FLOWING_LIMIT_S, f"not all streams brought tokens within {FLOWING_LIMIT_S:g} s"
+    )
 
 
 async def _ask_all(url: str, model: str, questions: list[Question]) -> dict[Question, Answer]:
@@ -249,12 +260,18 @@ async def _ask_all(url: str, model: str, questions: list[Question]) -> dict[Ques
 
 async def _closed_record(bus: Bus, deployment: str, number: int) -> ShiftRecord:
     """The record once it is closed: old engines gone, memory seen free, reservations released."""
-    async with asyncio.timeout(CLOSE_LIMIT_S + TRAFFIC_LIMIT_S):
+    limit_s = CLOSE_LIMIT_S + TRAFFIC_LIMIT_S
+
+    async def closed() -> ShiftRecord:
         while True:
             record = await looking.read_shift(bus, number, deployment)
             if record.phase is Phase.CLOSED:
                 return record
             await asyncio.sleep(0.1)
+
+    return await ordering.within(
+        closed(), limit_s, f"shift {number} was not closed within {limit_s:g} s"
+    )
 
 
 def _limit_s(deployment: Deployment) -> float:

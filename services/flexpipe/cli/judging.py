@@ -51,14 +51,18 @@ class Judge:
         if answer.text == expected.text and answer.token_ids == expected.token_ids:
             return Judgement(answer, identical=True, forced=False)
         (routed,) = self.entry.plans
-        scores = await score(
-            self.http,
-            routed.front,
-            plan=routed.plan.id,
-            fence=f"{self.entry.term}.{self.entry.shift}.0",
-            prompt=answer.prompt_ids,
-            generated=answer.token_ids,
-        )
+        try:
+            scores = await score(
+                self.http,
+                routed.front,
+                plan=routed.plan.id,
+                fence=f"{self.entry.term}.{self.entry.shift}.0",
+                prompt=answer.prompt_ids,
+                generated=answer.token_ids,
+            )
+        except (httpx.HTTPError, LookupError, ValueError) as error:
+            reason = f"not judged: {type(error).__name__}: {error}"
+            return Judgement(answer, identical=False, forced=True, reason=reason)
         worst = max((each.behind for each in scores), default=0.0)
         reason = "" if worst <= TOLERANCE else f"a token lies {worst:.4f} behind the top choice"
         return Judgement(answer, identical=False, forced=True, worst_behind=worst, reason=reason)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +40,7 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """What one stream brought. `pauses_ms` are the times between chunks, in order."""
+    """What one stream brought."""
 
     question: Question
     sequence: str = ""
@@ -52,17 +51,17 @@ class Answer:
     usage: dict[str, int] | None = None
     ids: set[str] = field(default_factory=set)
     error: str | None = None
-    pauses_ms: list[float] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
-        """Ended by itself, under one id, and its usage counts exactly the tokens that came."""
+        """Ended by itself, under one id, its usage counts exactly the tokens that came, and no sooner than it may."""
         counted = None if self.usage is None else self.usage.get("completion_tokens")
         return (
             self.error is None
             and self.finish in ("stop", "length")
             and len(self.ids) == 1
             and counted == len(self.token_ids)
+            and (self.finish == "stop" or counted == self.question.max_tokens)
         )
 
 
@@ -86,15 +85,11 @@ async def fill(answer: Answer, client: httpx.AsyncClient, model: str) -> None:
                     f"HTTP {response.status_code}: {(await response.aread()).decode()[:300]}"
                 )
                 return
-            last_s = time.monotonic()
             async for line in _lines(response):
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
-                now_s = time.monotonic()
-                answer.pauses_ms.append((now_s - last_s) * 1000)
-                last_s = now_s
                 _take(answer, json.loads(line.removeprefix("data: ")))
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
         answer.error = f"{type(error).__name__}: {error}"
 
 

@@ -20,8 +20,8 @@ def chunk(text: str, token: int) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
 
 
-def last(tokens: int) -> bytes:
-    finish = {"index": 0, "delta": {}, "finish_reason": "stop"}
+def last(tokens: int, reason: str = "stop") -> bytes:
+    finish = {"index": 0, "delta": {}, "finish_reason": reason}
     body = {"id": "chatcmpl-1", "choices": [finish], "usage": {"completion_tokens": tokens}}
     return b"data: " + json.dumps(body).encode() + b"\n\ndata: [DONE]\n\n"
 
@@ -58,3 +58,15 @@ async def test_a_stream_that_counts_other_tokens_than_it_brought_is_not_whole() 
 
 async def test_a_stream_that_breaks_off_is_not_whole() -> None:
     assert not (await read(chunk("a", 1), 64)).whole
+
+
+async def test_a_stream_that_ends_at_its_limit_before_its_limit_is_not_whole() -> None:
+    tokens = [chunk("a", token) for token in range(8)]
+    assert (await read(b"".join(tokens) + last(8, "length"), 64)).whole
+    assert not (await read(b"".join(tokens[:7]) + last(7, "length"), 64)).whole
+
+
+@pytest.mark.parametrize("said", [b"[]", b"{}", b'{"id": "x"}', b'{"error": "oh"}', b"7", b"{"])
+async def test_a_strange_chunk_is_an_error_of_its_stream(said: bytes) -> None:
+    answer = await read(b"data: " + said + b"\n\n", 64)
+    assert answer.error
