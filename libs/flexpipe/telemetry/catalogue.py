@@ -107,5 +107,3 @@ METRICS: tuple[Metric, ...] = (
         buckets=PHASES_S,
     ),
 )
-
-BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

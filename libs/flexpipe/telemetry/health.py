@@ -86,4 +86,6 @@ async def serving(app: ASGIApp, host: str, port: int) -> AsyncIterator[None]:
     finally:
         server.should_exit = True
         await asyncio.wait([task], timeout=STOP_LIMIT_S)
+        task.cancel()
+        await asyncio.wait([task])
         listener.close()

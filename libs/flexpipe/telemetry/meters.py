@@ -27,19 +27,18 @@ class Meters:
         self.take(measure.name, measure.value, **measure.labels)
 
     def take(self, name: str, value: float, **labels: str) -> None:
-        """Add to a counter, set a gauge, observe in a histogram. An unknown name is logged: metrics never stop work."""
+        """Add to a counter, set a gauge, observe in a histogram.
+
+        A name, label or value that the catalogue does not allow is logged: metrics never stop work.
+        """
         meter = self._meters.get(name)
         if meter is None:
             _LOG.error("metric %s is not in the catalogue of this service", name)
             return
-        child = meter.labels(**labels) if labels else meter
-        match child:
-            case Counter():
-                child.inc(value)
-            case Gauge():
-                child.set(value)
-            case Histogram():
-                child.observe(value)
+        try:
+            _take(meter.labels(**labels) if labels else meter, value)
+        except ValueError as error:
+            _LOG.error("metric %s was not taken: %s", name, error)
 
     def forget(self, name: str) -> None:
         """Drop every series of one metric; a gauge of the living is filled anew at each scrape."""
@@ -50,6 +49,16 @@ class Meters:
     def page(self) -> bytes:
         """What `/metrics` answers."""
         return generate_latest(self.registry)
+
+
+def _take(meter: Meter, value: float) -> None:
+    match meter:
+        case Counter():
+            meter.inc(value)
+        case Gauge():
+            meter.set(value)
+        case Histogram():
+            meter.observe(value)
 
 
 def _meter(metric: Metric, registry: CollectorRegistry) -> Meter:
