@@ -1,4 +1,4 @@
-# Few targets, each one line of a tool. VENV and ENGINE_VENV may lie elsewhere.
+# Few targets, each one line of a tool. FLEXPIPE_VENV and FLEXPIPE_ENGINE_VENV say where environments lie.
 PYTHON ?= python3
 ENGINE ?= sglang
 export FLEXPIPE_VENV ?= $(CURDIR)/.venv

@@ -5,6 +5,6 @@ cd "$(dirname "$0")/../.."
 bin=${FLEXPIPE_VENV:-$PWD/.venv}/bin
 "$bin/ruff" format --check -q .
 "$bin/ruff" check -q .
-"$bin/lint-imports" --no-logo 2>/dev/null || "$bin/lint-imports"
+"$bin/lint-imports" --no-logo
 "$bin/mypy" libs services
 "$bin/python" -m pytest -q tests/unit tests/property tests/contract -m "not sglang and not processes"
