@@ -1,9 +1,10 @@
-"""Reads what a stream holds now on one subject, oldest first. For journals and dead letters; acks nothing."""
+"""Reads what a stream holds now on some subjects, oldest first: journals, dead letters, the past of a log. No acks."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import nats.errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -28,17 +29,27 @@ class Stored:
 
 
 async def read_stream(
-    link: Link, stream: str, subject: str, *, after_sequence: int = 0
+    link: Link,
+    stream: str,
+    *subjects: str,
+    after_sequence: int = 0,
+    since_s: float | None = None,
 ) -> AsyncIterator[Stored]:
-    """Messages behind a sequence, up to what is stored when this starts. Raises Unavailable."""
+    """Messages behind a sequence or, where it is given, from a time (epoch), up to what is stored when this starts.
+
+    Raises Unavailable.
+    """
     config = ConsumerConfig(
         ack_policy=AckPolicy.NONE,
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=after_sequence + 1,
-        filter_subjects=[subject],
+        filter_subjects=list(subjects),
         inactive_threshold=KEPT_S,
         mem_storage=True,
     )
+    if since_s is not None:
+        config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_TIME, None
+        config.opt_start_time = datetime.fromtimestamp(since_s, UTC)
     try:
         subscription = await link.jetstream.pull_subscribe("", stream=stream, config=config)
         try:
@@ -57,4 +68,4 @@ async def read_stream(
         finally:
             await subscription.unsubscribe()
     except nats.errors.Error as error:
-        raise Unavailable(f"{subject}: {error or 'no answer'}") from error
+        raise Unavailable(f"{stream}: {error or 'no answer'}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from flexpipe.bus.connection import Bus
-from flexpipe.bus.hearing import Hearing
+from flexpipe.bus.envelope import open_envelope
+from flexpipe.bus.hearing import Hearing, filters_of, stream_of
+from flexpipe.bus.reading import read_stream
 from flexpipe.events import catalog
 from flexpipe.events.catalog import Lane, first_fault
 from flexpipe.events.trace import SpanEnded
@@ -18,9 +19,6 @@ from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import Fleet, Node
 from flexpipe.model.route import RouteEntry
 from flexpipe.model.shift import DeviceReservations, ShiftRecord
-
-QUIET_S = 0.5
-"""History is read until nothing more comes for this long."""
 
 V = TypeVar("V", bound=Frozen)
 
@@ -89,15 +87,16 @@ async def read_spans(bus: Bus, trace: str) -> tuple[Span, ...]:
 
 
 async def history(
-    bus: Bus, hears: tuple[Hearing, ...], since_s: float = 0.0
+    bus: Bus, hears: tuple[Hearing, ...], since_s: float | None = None
 ) -> AsyncIterator[Delivered]:
-    """What was said from `since_s` (epoch) to now, oldest first."""
-    async with bus.listen(hears, since_s=since_s) as deliveries:
-        while True:
-            try:
-                yield await asyncio.wait_for(anext(deliveries), QUIET_S)
-            except (TimeoutError, StopAsyncIteration):
-                return
+    """What was said from `since_s` (epoch; None: from the beginning) to now, oldest first. Raises Unavailable."""
+    past = read_stream(bus.main, stream_of(hears), *filters_of(hears), since_s=since_s)
+    async for stored in past:
+        try:
+            said = open_envelope(stored.headers, stored.body, fallback_id=str(stored.sequence))
+        except InvalidInput:
+            continue  # of another version, or nobody's
+        yield said
 
 
 def logged_events() -> tuple[Hearing, ...]:
