@@ -14,7 +14,8 @@ if ! "$python" -m venv "$venv"; then
   echo "setup: $python cannot create an environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1
 fi
 rm -f "$venv"/.flexpipe-*
-"$venv/bin/python" -m pip install -q --no-input -r requirements/control.txt -r requirements/dev.txt
-"$venv/bin/python" -m pip install -q --no-input --no-deps -e .
+quiet=-q; [ -t 1 ] && quiet=""  # people see pip's own progress, logs do not
+"$venv/bin/python" -m pip install $quiet --no-input -r requirements/control.txt -r requirements/dev.txt
+"$venv/bin/python" -m pip install $quiet --no-input --no-deps -e .
 touch "$stamp"
 echo "setup: done"

@@ -37,7 +37,6 @@ ORACLE = Oracle(SHAPES["toy"].vocab_size, FIRST_WORD_ID, IM_END_ID)
 async def two_nodes(tmp_path: Path) -> AsyncIterator[Callable[..., Stage]]:
     """A function that stages two nodes, the second one with a fault of its engines; tp1 serves on the first."""
     await ensure_model("emulated")
-    stages: list[Stage] = []
     closers = []
 
     async def make(
@@ -53,7 +52,6 @@ async def two_nodes(tmp_path: Path) -> AsyncIterator[Callable[..., Stage]]:
         context = staged(layout)
         stage = await context.__aenter__()
         closers.append(context)
-        stages.append(stage)
         await stage.apply(EXAMPLE, **QUICK, **policy)
         return stage
 
@@ -146,6 +144,7 @@ async def test_a_canary_whose_engine_errs_is_undone_at_once(
     outcome, answers = await shift_under_load(stage, "tp1@node-b/cpu0")
     assert isinstance(outcome, shift_events.ShiftRolledBack)
     assert_whole(answers)
+    assert reason_of(await stage.closed(outcome.shift))
     await stage.assert_true_and_clean()
 
 
@@ -274,6 +273,21 @@ async def test_an_executor_killed_at_every_persisted_transition_goes_on_after_it
         wanted = other if isinstance(outcome, shift_events.ShiftCompleted) else shape
         assert [each.plan.shape for each in entry.plans] == [wanted], at
     assert terms == sorted(set(terms)), "every life of the executor leads under a higher term"
+
+
+@pytest.mark.parametrize("at", [Phase.UNDOING, Phase.UNWINDING])
+async def test_an_executor_killed_in_an_undo_goes_on_with_it(
+    two_nodes: Callable[..., object], at: Phase
+) -> None:
+    stage: Stage = await two_nodes("engine_error")  # type: ignore[misc]
+    outcome, answers = await shift_under_load(
+        stage, "tp1@node-b/cpu0", at, lambda: stage.kill("executor")
+    )
+    assert isinstance(outcome, shift_events.ShiftRolledBack)
+    assert_whole(answers)
+    assert reason_of(await stage.record(outcome.shift))
+    entry = await stage.assert_true_and_clean()
+    assert [each.plan.nodes for each in entry.plans] == [("node-a",)]
 
 
 async def test_a_client_that_leaves_in_mid_shift_leaves_nothing_behind(stage: Stage) -> None:

@@ -363,6 +363,7 @@ def test_no_law_of_the_ledger_was_broken(play: Play) -> None:
 
 
 def samples(metrics: str, name: str) -> list[float]:
-    """Values of all series of one metric."""
+    """Values of all series of one metric, which must be on the page even where it has none yet."""
+    assert f"# TYPE {name.removesuffix('_total')}" in metrics
     lines = [line for line in metrics.splitlines() if line.startswith(name)]
     return [float(line.rpartition(" ")[2]) for line in lines]

@@ -17,6 +17,7 @@ from flexpipe.cli import looking
 from flexpipe.cli.embedded import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
 from flexpipe.cli.ports import free_port
+from flexpipe.cli.traffic import Question
 from flexpipe.events.shift import ShiftCompleted
 from flexpipe.telemetry.health import serving
 
@@ -67,8 +68,17 @@ async def test_the_receiver_gets_the_spans_that_the_bus_keeps(
     traced: tuple[Stage, Receiver],
 ) -> None:
     stage, receiver = traced
+    traffic = stage.traffic([Question("Say something long.", 600)], 1)
+    await traffic.start()
+
+    async def is_flowing() -> bool:
+        return traffic.flowing == 1
+
+    await until(is_flowing, "the stream brings tokens")
     outcome = await stage.shift("pp2")
     assert isinstance(outcome, ShiftCompleted)
+    assert len(outcome.moved) == 1
+    await traffic.abort()
     record = await stage.closed(outcome.shift)
     trace = record.order.trace_id
 
@@ -79,4 +89,4 @@ async def test_the_receiver_gets_the_spans_that_the_bus_keeps(
 
     await until(is_whole, "the receiver has every span of the trace", 30.0)
     services = {service for service, its_trace, _, _ in receiver.spans if its_trace == trace}
-    assert services >= {"flexpipe-executor", "flexpipe-worker"}
+    assert services == {"flexpipe-executor", "flexpipe-worker", "flexpipe-router"}

@@ -88,7 +88,7 @@ MESSAGES: tuple[Said, ...] = (
     _row(route.BatchHandedOver, Lane.EVT, "router", "executor"),
     _row(route.LoadObserved, Lane.SEQ, "router", "operator"),
     _row(route.SequenceClosed, Lane.SEQ, "router", "operator"),
-    _row(trace.SpanEnded, Lane.SPAN, "executor worker router operator", "operator"),
+    _row(trace.SpanEnded, Lane.SPAN, "executor worker router", "operator"),
 )
 
 BY_NAME: dict[str, Said] = {said.message.__name__: said for said in MESSAGES}

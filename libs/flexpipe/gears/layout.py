@@ -89,6 +89,7 @@ def build_plan(
             ",".join(map(str, devices)),
             f"a tp{tp} pp{pp} plan takes exactly {tp * pp} devices",
         )
+    require_groups_inside_nodes(devices, tp)
     ranges = cut_layers(facts, pp, counts)
     stages = tuple(
         Stage(
@@ -105,6 +106,16 @@ def build_plan(
         groups=_groups(devices, tp, pp),
         kv_partition=_kv_partition(facts, ranges, tp),
     )
+
+
+def require_groups_inside_nodes(devices: Sequence[DeviceRef], tp: int) -> None:
+    """Raises InvalidInput where a tensor-parallel group would span nodes."""
+    for start in range(0, len(devices), tp):
+        group = devices[start : start + tp]
+        if len({ref.node for ref in group}) > 1:
+            raise InvalidInput(
+                "devices", ",".join(map(str, group)), "a tensor-parallel group must lie on one node"
+            )
 
 
 def facts_in(deployment: Deployment) -> ModelFacts:

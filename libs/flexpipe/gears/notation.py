@@ -72,7 +72,7 @@ def _resolve_share(
     else:
         devices = _lowest_free(deployment, ranges, tp, fleet, taken)
     plan = mode_of(tp, pp).plan(deployment, devices, tp=tp, pp=pp, counts=counts)
-    _require_capacity(plan, fleet)
+    _require_devices(plan, deployment, fleet)
     weight = float(match["weight"] or 1.0)
     if not 0 < weight <= WEIGHT_LIMIT:
         raise InvalidInput("weight", weight, f"must be above 0 and at most {WEIGHT_LIMIT}")
@@ -89,11 +89,18 @@ def _device(name: str, fleet: Fleet) -> DeviceRef:
     return candidates[0]
 
 
-def _require_capacity(plan: Plan, fleet: Fleet) -> None:
+def _require_devices(plan: Plan, deployment: Deployment, fleet: Fleet) -> None:
+    """Every device is of the kind that the engine runs on, and large enough."""
+    form = deployment.engine.form
     for ref, need in plan.claims():
         device = fleet.device(ref)
-        if device is None or device.memory_bytes < need:
-            has = 0 if device is None else device.memory_bytes
+        kind = "gone" if device is None else device.kind
+        if kind != form:
+            raise InvalidInput(
+                "device", str(ref), f"it is of kind {kind}, and engine.form is {form}"
+            )
+        has = 0 if device is None else device.memory_bytes
+        if has < need:
             raise InvalidInput(
                 "device",
                 str(ref),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexpipe.gears.aggregated import require_groups_inside_nodes
 from flexpipe.gears.layout import build_plan
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef
@@ -30,7 +29,6 @@ class Pipelined:
         counts: Sequence[int] | None,
     ) -> Plan:
         """See `GearMode.plan`."""
-        require_groups_inside_nodes(devices, tp)
         return build_plan(deployment, tp=tp, pp=pp, devices=devices, counts=counts)
 
 

@@ -33,6 +33,14 @@ def read_deployment(path: Path) -> Deployment:
         raise InvalidInput(
             "engine.kind", declared.engine.kind, "use one of " + ", ".join(sorted(ENGINES))
         )
+    is_emulated = declared.engine.kind == "emulated"
+    if is_emulated != (declared.engine.form == "emulated"):
+        fix = (
+            "an emulated engine has the form 'emulated'"
+            if is_emulated
+            else "a real engine runs on 'cpu' or 'cuda'"
+        )
+        raise InvalidInput("engine.form", declared.engine.form, fix)
     folder = Path(declared.model.path)
     folder = (folder if folder.is_absolute() else Path.cwd() / folder).resolve()
     facts = read_facts(folder, declared)

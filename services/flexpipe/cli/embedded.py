@@ -222,18 +222,28 @@ async def run_up(
     layout = Layout(folder=home(), router_port=port, device_kind=device_kind(engine))
     async with embedded(layout, console.print) as instance:
         deploying = asyncio.create_task(deploy(instance))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({deploying, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if deploying.done():
-            deploying.result()
-            console.print(
-                f"[green]ready[/]  endpoint {instance.router_url}/v1   NATS {instance.server.url}"
-            )
-            logs = Text(f"logs in {layout.folder / 'logs'}; interrupt to stop")
-            console.print(logs, soft_wrap=True)
-            await stopping
-        deploying.cancel()
-        await asyncio.wait({deploying})
+        lost = asyncio.create_task(instance.supervisor.lost())
+        ends = {asyncio.create_task(stop.wait()), lost}
+        try:
+            await asyncio.wait({deploying, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if deploying.done():
+                deploying.result()
+                _print_ready(console, instance)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (deploying, *ends):
+                task.cancel()
+            await asyncio.wait({deploying, *ends})
+        if not lost.cancelled():
+            raise Unavailable(lost.result())
+
+
+def _print_ready(console: Console, instance: Embedded) -> None:
+    console.print(
+        f"[green]ready[/]  endpoint {instance.router_url}/v1   NATS {instance.server.url}"
+    )
+    logs = Text(f"logs in {instance.layout.folder / 'logs'}; interrupt to stop")
+    console.print(logs, soft_wrap=True)
 
 
 def device_kind(engine: str) -> str:

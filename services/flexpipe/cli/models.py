@@ -48,6 +48,7 @@ async def ensure_model(name: str) -> Path:
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
     if process.returncode != 0:
         last = output.decode(errors="replace").strip().splitlines()[-1:]
         raise Unavailable(f"model {name} cannot be made: {' '.join(last)}")

@@ -58,11 +58,16 @@ class Supervisor:
     _running: dict[str, _Running] = field(default_factory=dict)
     _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _stopping: bool = field(default=False, init=False)
+    _lost: asyncio.Queue[str] = field(default_factory=asyncio.Queue, init=False)
 
     async def start(self, child: Child) -> None:
         """Start one child and watch it from then on."""
         self._running[child.name] = await _spawn(child)
         self._watchers[child.name] = asyncio.create_task(self._watch(child.name))
+
+    async def lost(self) -> str:
+        """Wait until a child stays down; the sentence about it."""
+        return await self._lost.get()
 
     def pid(self, name: str) -> int:
         """The present process id of a child."""
@@ -99,7 +104,9 @@ class Supervisor:
                 return
             running.let_go()
             if running.restarts >= RESTARTS_LIMIT:
-                _LOG.error("%s died too often (exit code %s) and stays down", name, code)
+                self._give_up(
+                    f"{name} died {running.restarts + 1} times (exit code {code}) and stays down"
+                )
                 return
             _LOG.warning("%s died (exit code %s) and is started again", name, code)
             await asyncio.sleep(RESTART_PAUSE_S)
@@ -108,13 +115,17 @@ class Supervisor:
             try:
                 again = await _spawn(running.child)
             except Unavailable as error:
-                _LOG.error("%s", error)
+                self._give_up(str(error))
                 return
             again.restarts = running.restarts + 1
             self._running[name] = again
             if self._stopping:  # the stop came while it was being started, and saw the dead one
                 _send(again.process, signal.SIGTERM)
                 again.let_go()
+
+    def _give_up(self, why: str) -> None:
+        _LOG.error("%s", why)
+        self._lost.put_nowait(why)
 
 
 async def _spawn(child: Child) -> _Running:

@@ -67,6 +67,14 @@ def test_a_file_gives_a_deployment_with_the_model_s_facts(tmp_path: Path, model:
             ('kind = "sglang"', 'kind = "sglang"\ndtype = "int3"'),
             "engine.dtype: 'int3' is not accepted",
         ),
+        (
+            ('kind = "sglang"', 'kind = "sglang"\nform = "emulated"'),
+            "engine.form: 'emulated' is not accepted: a real",
+        ),
+        (
+            ('kind = "sglang"', 'kind = "emulated"'),
+            "engine.form: 'cpu' is not accepted: an emulated engine",
+        ),
         (("[model]", "[model"), "not TOML"),
         (
             ("[engine]", "[policy]\ncanary_share = 0.9\n[engine]"),

@@ -111,3 +111,13 @@ async def test_a_child_that_cannot_be_started_again_does_not_keep_others_from_be
     await until(supervisor._watchers["gone"].done)
     await supervisor.stop()
     assert ours(tmp_path) == []
+
+
+async def test_a_child_that_dies_too_often_is_given_up_aloud(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTARTS_LIMIT", 1)
+    monkeypatch.setattr(module, "RESTART_PAUSE_S", 0.01)
+    await supervisor.start(child(tmp_path, "brittle", sys.executable, "-c", "raise SystemExit(3)"))
+    why = await asyncio.wait_for(supervisor.lost(), 20)
+    assert why == "brittle died 2 times (exit code 3) and stays down"

@@ -153,3 +153,10 @@ def test_kv_bytes_of_known_models_are_right() -> None:
         weights_bytes=1,
     )
     assert kv_bytes_per_token(facts, "bfloat16") == 147_456
+
+
+def test_a_device_of_another_kind_than_the_engine_runs_on_is_refused() -> None:
+    on_gpus = deployment()
+    engine = on_gpus.engine.model_copy(update={"form": "cuda"})
+    with pytest.raises(InvalidInput, match=r"of kind cpu, and engine\.form is cuda"):
+        resolve_gear("tp1", on_gpus.model_copy(update={"engine": engine}), fleet(1), {})
