@@ -11,7 +11,8 @@ demo: setup $(if $(filter sglang,$(ENGINE)),engine) ## a live gear shift under r
 up: setup $(if $(filter sglang,$(ENGINE)),engine) ## keep it running and print the URLs
 	$(BIN)/flexpipe up --engine $(ENGINE)
 test: setup engine ## every test, real SGLang included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not sglang" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m sglang
 check: setup ## the fast subset: format, lint, imports, types, unit and property tests
 	bash ops/setup/check.sh
 setup: ## the control plane's environment
