@@ -194,7 +194,7 @@ def facts(**changes: Any) -> ModelRef:
         (plan_of([4], tp=4), facts(), "divide the model's 6 heads"),
         (plan_of([4], tp=2), facts(), "3 KV heads"),
         (plan_of([2, 1]), facts(), "4 layers"),
-        (plan_of([2, 1, 1], nodes=2), facts(), "equal, consecutive ranks"),
+        (plan_of([2, 1, 1], nodes=2), facts(), "equal in number and consecutive"),
         (plan_of([4], role=Role.PREFILL), facts(), "separate plans"),
     ],
 )

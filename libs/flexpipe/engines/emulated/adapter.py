@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from flexpipe.engines.layouts import check_layout
 from flexpipe.engines.port import LaunchSpec, RankGroup
-from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import ModelRef
-from flexpipe.model.plan import Plan, Role
+from flexpipe.model.plan import Plan
 
 
 class EmulatedAdapter:
@@ -23,20 +23,7 @@ class EmulatedAdapter:
 
     def check(self, plan: Plan, model: ModelRef) -> None:
         """Raises InvalidInput where the engine cannot run this plan of this model."""
-        if any(stage.role is not Role.BOTH for stage in plan.stages):
-            raise InvalidInput("stages", plan.shape, "prefill and decode stages are separate plans")
-        widths = [stage.tp for stage in plan.stages]
-        if len(set(widths)) != 1:
-            raise InvalidInput("stages", widths, "all stages of one engine have one TP width")
-        _check_nodes(plan)
-        facts = model.facts
-        if facts is None:
-            return
-        if facts.heads % plan.tp:
-            raise InvalidInput("tp", plan.tp, f"must divide the model's {facts.heads} heads")
-        end = plan.stages[-1].layers.end
-        if end != facts.layers:
-            raise InvalidInput("stages", end, f"must end at the model's {facts.layers} layers")
+        check_layout(plan, model)
 
     def launch(self, group: RankGroup) -> LaunchSpec:
         """The launch spec of one rank group. Raises InvalidInput where it cannot run."""
@@ -64,19 +51,3 @@ class EmulatedAdapter:
         }
         front = group.front if group.node_rank == 0 else None
         return LaunchSpec(argv=(*argv, *engine.flags), env=env, front=front)
-
-
-def _check_nodes(plan: Plan) -> None:
-    """Each node carries the same number of ranks, in order, as SGLang deals them out."""
-    nodes = plan.nodes
-    share, rest = divmod(plan.tp * plan.pp, len(nodes))
-    expected = [tuple(range(index * share, (index + 1) * share)) for index in range(len(nodes))]
-    whole = share % plan.tp == 0 or plan.tp % max(share, 1) == 0
-    if rest or not whole or [plan.ranks_on(node) for node in nodes] != expected:
-        counts = [len(plan.ranks_on(node)) for node in nodes]
-        raise InvalidInput(
-            "stages",
-            counts,
-            "over several nodes the ranks must be equal in number and consecutive on each: "
-            "whole stages, or equal parts of one stage",
-        )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from flexpipe.engines.layouts import check_layout
 from flexpipe.engines.port import LaunchSpec, RankGroup
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import ModelRef
-from flexpipe.model.plan import Plan, Role
+from flexpipe.model.plan import Plan
 
 CPU_SHIM: Final = str(Path(__file__).parent / "cpu_shim")
 """Holds the `sgl_kernel` stand-in; on PYTHONPATH in the CPU form only."""
@@ -63,28 +64,8 @@ class SglangAdapter:
 
     def check(self, plan: Plan, model: ModelRef) -> None:
         """Raises InvalidInput where SGLang cannot run this plan of this model."""
-        if any(stage.role is not Role.BOTH for stage in plan.stages):
-            raise InvalidInput("stages", plan.shape, "prefill and decode stages are separate plans")
-        if len({stage.tp for stage in plan.stages}) != 1:
-            widths = [stage.tp for stage in plan.stages]
-            raise InvalidInput("stages", widths, "SGLang knows one TP width for all stages")
-        _check_nodes(plan)
-        facts = model.facts
-        if facts is None:
-            return
-        if facts.heads % plan.tp:
-            raise InvalidInput("tp", plan.tp, f"must divide the model's {facts.heads} heads")
-        if facts.kv_heads % plan.tp and plan.tp % facts.kv_heads:
-            raise InvalidInput(
-                "tp", plan.tp, f"must divide the model's {facts.kv_heads} KV heads or be a multiple"
-            )
-        if plan.stages[-1].layers.end != facts.layers:
-            raise InvalidInput(
-                "stages",
-                plan.stages[-1].layers.end,
-                f"must end at the model's {facts.layers} layers",
-            )
-        if plan.pp > 1 and facts.tied_embeddings:
+        check_layout(plan, model)
+        if plan.pp > 1 and model.facts is not None and model.facts.tied_embeddings:
             raise InvalidInput(
                 "pp",
                 plan.pp,
@@ -176,21 +157,3 @@ def _network_env(group: RankGroup) -> dict[str, str]:
     if group.host.startswith("127.") or group.host == "::1":
         env["GLOO_SOCKET_IFNAME"] = "lo"
     return env
-
-
-def _check_nodes(plan: Plan) -> None:
-    """SGLang gives each node the same number of ranks, in order: whole stages or parts of one."""
-    nodes = plan.nodes
-    if len(nodes) == 1:
-        return
-    ranks = [plan.ranks_on(node) for node in nodes]
-    share, rest = divmod(plan.tp * plan.pp, len(nodes))
-    expected = [tuple(range(index * share, (index + 1) * share)) for index in range(len(nodes))]
-    whole = share % plan.tp == 0 or plan.tp % max(share, 1) == 0
-    if rest or not whole or ranks != expected:
-        raise InvalidInput(
-            "stages",
-            [len(each) for each in ranks],
-            "over several nodes SGLang wants equal, consecutive ranks on each: "
-            "whole stages, or equal parts of one stage",
-        )
