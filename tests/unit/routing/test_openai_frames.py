@@ -162,3 +162,11 @@ def test_models_are_listed_by_name() -> None:
     body = json.loads(models(("toy", "smol"), created=5).json_bytes())
     assert body["object"] == "list"
     assert [card["id"] for card in body["data"]] == ["smol", "toy"]
+
+
+def test_a_client_that_splits_at_every_line_end_of_unicode_still_reads_the_text() -> None:
+    text = "one\x85two\u2028three\u2029four\nfive"
+    frames = writer().text(text).decode()
+    lines = [line.removeprefix("data: ") for line in frames.splitlines() if line]
+    said = "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines)
+    assert said == text

@@ -28,9 +28,15 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+OTHER_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""Raw in JSON they are allowed and in event streams they end no line, yet many clients split lines at them."""
+
+
 def event(body: Written | ErrorBody) -> bytes:
-    """One `data:` frame. JSON has no raw line ends, so one line is enough."""
+    """One `data:` frame. JSON has no raw line ends, so one line is enough, and `OTHER_LINE_ENDS` go escaped."""
     written = body.json_bytes() if isinstance(body, Written) else body.model_dump_json().encode()
+    for end, escaped in OTHER_LINE_ENDS.items():
+        written = written.replace(end.encode(), escaped.encode())
     return b"data: " + written + b"\n\n"
 
 
