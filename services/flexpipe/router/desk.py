@@ -63,7 +63,7 @@ class Desk:
         self._news = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._helpers: set[asyncio.Task[None]] = set()
+        self._chores: set[asyncio.Task[None]] = set()
 
     # -- for the HTTP front -------------------------------------------------------------------
 
@@ -126,10 +126,10 @@ class Desk:
                 raise BrokenInvariant(f"the router does not perform {type(effect).__name__}")
 
     def close(self) -> None:
-        """Stop helpers and loads."""
+        """Stop chores and loads."""
         self.texts.close()
-        for helper in self._helpers:
-            helper.cancel()
+        for chore in self._chores:
+            chore.cancel()
 
     def _instruct(self, effect: Dispatch | Cut | Refuse | EndWithError) -> None:
         sequence = self._running.get(effect.sequence)
@@ -167,12 +167,12 @@ class Desk:
 
     def _help(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
-        self._helpers.add(task)
+        self._chores.add(task)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._helpers.discard(task)
+        self._chores.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
-                {"message": "a router's helper failed", "exception": error, "task": task}
+                {"message": "a chore of the router failed", "exception": error, "task": task}
             )
