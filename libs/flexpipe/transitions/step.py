@@ -110,3 +110,15 @@ class Step:
     def expired(self, case: Case) -> Turn:
         """What comes where the limit passed first."""
         return self.following(case)
+
+
+class HandOver(Step):
+    """A step whose commands hand sequences over: every router that was told must answer, while it is on the roster."""
+
+    names_revision = True
+    moves = True
+
+    def awaited(self, case: Case) -> tuple[str, ...]:
+        """See `Step.awaited`."""
+        roster = case.books.roster()
+        return tuple(router for router in case.progress.told if router in roster)

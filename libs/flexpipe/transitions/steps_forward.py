@@ -11,7 +11,7 @@ from flexpipe.transitions import entries, reservations
 from flexpipe.transitions.case import Case
 from flexpipe.transitions.moving import move_commands
 from flexpipe.transitions.progress import Stage
-from flexpipe.transitions.step import Again, Close, Command, Go, Reserve, Step, Turn, Undo
+from flexpipe.transitions.step import Again, Close, Command, Go, HandOver, Reserve, Step, Turn, Undo
 from flexpipe.transitions.steps_retire import first_retiring
 
 RETRIES: Final = 2
@@ -228,19 +228,13 @@ class FreezeStep(Step):
         )
 
 
-class MoveStep(Step):
+class MoveStep(HandOver):
     """Routers hand over the sequences of old plans."""
 
     stage = Stage.MOVE
-    names_revision = True
-    moves = True
 
     def entry(self, case: Case) -> RouteEntry | None:
         return entries.frozen(case)
-
-    def awaited(self, case: Case) -> tuple[str, ...]:
-        roster = case.books.roster()
-        return tuple(router for router in case.progress.told if router in roster)
 
     def commands(self, case: Case, entry_text: str | None) -> tuple[Command, ...]:
         return move_commands(

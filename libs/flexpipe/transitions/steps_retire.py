@@ -14,7 +14,7 @@ from flexpipe.transitions import entries, reservations
 from flexpipe.transitions.case import Case
 from flexpipe.transitions.moving import move_commands, serving
 from flexpipe.transitions.progress import Stage
-from flexpipe.transitions.step import Again, Close, Command, Go, Reserve, Step, Turn
+from flexpipe.transitions.step import Again, Close, Command, Go, HandOver, Reserve, Step, Turn
 
 
 class DrainStep(Step):
@@ -59,19 +59,13 @@ class DrainStep(Step):
         return Go(case.record.phase, Stage.FORCE if case.books.roster() else Stage.STOP, (note,))
 
 
-class ForceStep(Step):
+class ForceStep(HandOver):
     """What stays is replayed elsewhere, or ends with one clear error."""
 
     stage = Stage.FORCE
-    names_revision = True
-    moves = True
 
     def entry(self, case: Case) -> RouteEntry | None:
         return entries.without_lost(case)
-
-    def awaited(self, case: Case) -> tuple[str, ...]:
-        roster = case.books.roster()
-        return tuple(router for router in case.progress.told if router in roster)
 
     def commands(self, case: Case, entry_text: str | None) -> tuple[Command, ...]:
         return move_commands(

@@ -9,7 +9,7 @@ from flexpipe.transitions import entries
 from flexpipe.transitions.case import Case
 from flexpipe.transitions.moving import move_commands
 from flexpipe.transitions.progress import Stage
-from flexpipe.transitions.step import Again, Command, Go, Step, Turn
+from flexpipe.transitions.step import Again, Command, Go, HandOver, Step, Turn
 from flexpipe.transitions.steps_forward import RETRIES
 from flexpipe.transitions.steps_retire import first_retiring
 
@@ -61,19 +61,13 @@ class RestoreStep(Step):
         return unwinding(case)
 
 
-class ReturnStep(Step):
+class ReturnStep(HandOver):
     """Sequences that moved come back; with nowhere to come back to they finish where they are."""
 
     stage = Stage.RETURN
-    names_revision = True
-    moves = True
 
     def entry(self, case: Case) -> RouteEntry | None:
         return entries.restored(case)
-
-    def awaited(self, case: Case) -> tuple[str, ...]:
-        roster = case.books.roster()
-        return tuple(router for router in case.progress.told if router in roster)
 
     def commands(self, case: Case, entry_text: str | None) -> tuple[Command, ...]:
         home = case.alive(tuple(plan.id for plan in case.source.plans))
