@@ -32,6 +32,9 @@ READY_LIMIT_S = 20.0
 """A healthy server is ready in 10 ms; one that reads a large store back, in seconds."""
 LOOK_EVERY_S = 0.005
 STOP_LIMIT_S = 5.0
+PORT_TRIES = 5
+"""A free port can be taken by another program between the look and the start."""
+PORT_TAKEN = "address already in use"
 STORE_BYTES = 16 << 30
 """What JetStream may promise to streams in all; it is not allocated."""
 USERS_FILE = "bus.json"
@@ -143,21 +146,38 @@ async def embedded_server(
     own = tuple(instances)
     await asyncio.to_thread(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
     with _locked(data_dir):
-        users = _users(data_dir, own)
-        ports = (_port("port", port), _port("monitor_port", monitor_port))
-        server = EmbeddedServer(data_dir, *ports, users)
-        config = server_config(data_dir, *ports, users, own)
-        _write_private(data_dir / CONFIG_FILE, json.dumps(config, indent=1))
-        _write_private(
-            data_dir / USERS_FILE,
-            json.dumps({"url": server.url, "monitor_url": server.monitor_url, "users": users}),
-        )
+        server = await _started(data_dir, (port, monitor_port), own)
         try:
-            await server.start()
             await declare(server.settings(ADMIN), own)
             yield server
         finally:
             await server.stop()
+
+
+async def _started(
+    data_dir: Path, wanted: tuple[int | None, int | None], own: tuple[Instance, ...]
+) -> EmbeddedServer:
+    """A started server. Where its ports were ours to choose, one that is taken meanwhile is chosen anew."""
+    users = _users(data_dir, own)
+    for tries_left in reversed(range(PORT_TRIES)):
+        ports = (_port("port", wanted[0]), _port("monitor_port", wanted[1]))
+        server = EmbeddedServer(data_dir, *ports, users)
+        config = server_config(data_dir, *ports, users, own)
+        _write_private(data_dir / CONFIG_FILE, json.dumps(config, indent=1))
+        told = {"url": server.url, "monitor_url": server.monitor_url, "users": users}
+        _write_private(data_dir / USERS_FILE, json.dumps(told))
+        try:
+            await server.start()
+        except Unavailable as error:
+            await server.stop()
+            if PORT_TAKEN not in str(error) or not tries_left or None not in wanted:
+                raise
+        except BaseException:
+            await server.stop()
+            raise
+        else:
+            return server
+    raise Unavailable("no free port was found for NATS")
 
 
 def settings_from(data_dir: Path, user: str) -> BusSettings:

@@ -20,10 +20,13 @@ from flexpipe.model.names import Name
 
 ADMIN = "admin"
 """Declares streams and buckets; no service runs as it."""
-SERVICES: tuple[Service, ...] = ("executor", "router", "worker", "operator")
-DECIDERS: tuple[Service, ...] = ("executor", "router", "worker")
+SERVICES: tuple[Service, ...] = (
+    *("agent", "monitor", "planner", "estimator"),
+    *("executor", "router", "worker", "operator"),
+)
+DECIDERS: tuple[Service, ...] = tuple(each for each in SERVICES if each != "operator")
 """Services with machines: they keep a journal, snapshots and dead letters."""
-OWN_KEY = {"worker": "fleet", "router": "roster"}
+OWN_KEY = {"worker": "hosts", "router": "roster"}
 """Buckets in which each instance of a service writes the key of its own name only."""
 PASSWORD_BYTES = 24
 

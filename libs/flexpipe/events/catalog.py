@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from flexpipe.events import plan, route, shift, trace
+from flexpipe.events import fleet, hatch, plan, planning, route, shift, trace
 from flexpipe.events.message import Message, type_name, words
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.frozen import Frozen
@@ -20,12 +20,15 @@ class Lane(StrEnum):
     CMD = "cmd"  # an order to one doer; a work queue
     EVT = "evt"  # the event log
     SEQ = "seq"  # load and closed sequences; noise never evicts shift events
+    TEL = "tel"  # samples and beats; may be lost, nothing is stored
     SPAN = "span"  # finished pieces of shift traces
     INPUT = "input"  # the input journal
     DEAD = "dead"  # what could not be read or crashed its machine
 
 
-Service = Literal["executor", "router", "worker", "operator"]
+Service = Literal[
+    "agent", "monitor", "planner", "estimator", "executor", "router", "worker", "operator"
+]
 
 
 class Said(Frozen):
@@ -43,7 +46,10 @@ class Said(Frozen):
 
     def subject(self, key: str) -> str:
         """Subject of one message; `key` may be a wildcard."""
-        return f"{ROOT}.{self.lane}.{'.'.join(words(self.message))}.{key}"
+        noun, word = words(self.message)
+        if self.lane is Lane.URGENT:
+            return f"{ROOT}.{self.lane}.{word}.{key}"  # short: people type it
+        return f"{ROOT}.{self.lane}.{noun}.{word}.{key}"
 
 
 def _row(message: type[Message], lane: Lane, says: str, hears: str) -> Said:
@@ -58,14 +64,30 @@ def _row(message: type[Message], lane: Lane, says: str, hears: str) -> Said:
 
 
 MESSAGES: tuple[Said, ...] = (
-    _row(shift.OrderShift, Lane.CMD, "operator", "executor"),
-    _row(shift.ShiftOrdered, Lane.EVT, "executor", "operator"),
-    _row(shift.ShiftRefused, Lane.EVT, "executor", "operator"),
+    _row(hatch.DownshiftDeployment, Lane.URGENT, "operator", "executor"),
+    _row(hatch.CancelShift, Lane.URGENT, "operator", "executor"),
+    _row(hatch.UnpinDeployment, Lane.URGENT, "operator", "executor"),
+    _row(hatch.DeploymentPinned, Lane.EVT, "executor", "operator"),
+    _row(hatch.DeploymentUnpinned, Lane.EVT, "executor", "operator"),
+    _row(hatch.UrgentAnswered, Lane.EVT, "executor", "operator"),
+    _row(fleet.AlterNode, Lane.CMD, "operator", "agent"),
+    _row(fleet.NodeSampled, Lane.TEL, "agent", "monitor"),
+    _row(fleet.NodeHeartbeat, Lane.TEL, "agent", "monitor"),
+    _row(fleet.HostHeartbeat, Lane.TEL, "worker", "monitor"),
+    _row(fleet.PlanAnswered, Lane.TEL, "router", "monitor"),
+    _row(fleet.SampleAsked, Lane.TEL, "monitor", "agent"),
+    _row(fleet.FleetChanged, Lane.EVT, "monitor", "planner operator"),
+    _row(planning.CandidatesProposed, Lane.EVT, "planner", "estimator operator"),
+    _row(planning.BaselineResolved, Lane.EVT, "planner", "operator"),
+    _row(planning.ShiftDeclined, Lane.EVT, "estimator", "operator"),
+    _row(shift.OrderShift, Lane.CMD, "operator estimator", "executor"),
+    _row(shift.ShiftOrdered, Lane.EVT, "executor", "estimator operator"),
+    _row(shift.ShiftRefused, Lane.EVT, "executor", "estimator operator"),
     _row(shift.ShiftPhaseChanged, Lane.EVT, "executor", "operator"),
-    _row(shift.ShiftCompleted, Lane.EVT, "executor", "operator"),
-    _row(shift.ShiftRolledBack, Lane.EVT, "executor", "operator"),
-    _row(shift.ShiftAbandoned, Lane.EVT, "executor", "operator"),
-    _row(shift.PlanRetired, Lane.EVT, "executor", "operator"),
+    _row(shift.ShiftCompleted, Lane.EVT, "executor", "planner estimator operator"),
+    _row(shift.ShiftRolledBack, Lane.EVT, "executor", "planner estimator operator"),
+    _row(shift.ShiftAbandoned, Lane.EVT, "executor", "planner estimator operator"),
+    _row(shift.PlanRetired, Lane.EVT, "executor", "planner operator"),
     _row(plan.FenceWorker, Lane.CMD, "executor", "worker"),
     _row(plan.StartPlan, Lane.CMD, "executor", "worker"),
     _row(plan.WarmPlan, Lane.CMD, "executor", "worker"),
@@ -86,9 +108,14 @@ MESSAGES: tuple[Said, ...] = (
     _row(route.RouteApplied, Lane.EVT, "router", "executor"),
     _row(route.CanaryObserved, Lane.EVT, "router", "executor"),
     _row(route.BatchHandedOver, Lane.EVT, "router", "executor"),
-    _row(route.LoadObserved, Lane.SEQ, "router", "operator"),
+    _row(route.LoadObserved, Lane.SEQ, "router", "planner operator"),
     _row(route.SequenceClosed, Lane.SEQ, "router", "operator"),
-    _row(trace.SpanEnded, Lane.SPAN, "executor worker router", "operator"),
+    _row(
+        trace.SpanEnded,
+        Lane.SPAN,
+        "monitor planner estimator executor worker router",
+        "operator",
+    ),
 )
 
 BY_NAME: dict[str, Said] = {said.message.__name__: said for said in MESSAGES}
@@ -148,13 +175,13 @@ BUCKETS: tuple[Bucket, ...] = (
         name="deployments",
         what="what users declared, by name",
         writers=("operator",),
-        readers=("executor", "router", "operator"),
+        readers=("executor", "router", "planner", "estimator", "operator"),
     ),
     Bucket(
         name="routes",
         what="the gear in force, by deployment",
         writers=("executor",),
-        readers=("executor", "router", "worker", "operator"),
+        readers=("executor", "router", "worker", "monitor", "planner", "estimator", "operator"),
     ),
     Bucket(
         name="shifts",
@@ -166,14 +193,27 @@ BUCKETS: tuple[Bucket, ...] = (
         name="reservations",
         what="bytes held, by node and device",
         writers=("executor",),
-        readers=("executor", "operator"),
+        readers=("executor", "planner", "operator"),
         atomic=True,
     ),
     Bucket(
-        name="fleet",
-        what="devices declared, by node",
+        name="hosts",
+        what="where workers place engines, by node",
         writers=("worker",),
-        readers=("executor", "operator"),
+        readers=("monitor", "operator"),
+    ),
+    Bucket(
+        name="fleet",
+        what="nodes with their devices and blocks, by node",
+        writers=("monitor",),
+        readers=("monitor", "planner", "executor", "operator"),
+        atomic=True,
+    ),
+    Bucket(
+        name="baselines",
+        what="the gear that the hatch forces, by deployment",
+        writers=("planner",),
+        readers=("planner", "executor", "operator"),
     ),
     Bucket(
         name="roster",
@@ -184,8 +224,11 @@ BUCKETS: tuple[Bucket, ...] = (
     Bucket(
         name="snapshots",
         what="machines, by service and name",
-        writers=("executor", "router", "worker"),
-        readers=("executor", "router", "worker", "operator"),
+        writers=("agent", "monitor", "planner", "estimator", "executor", "router", "worker"),
+        readers=(
+            *("agent", "monitor", "planner", "estimator"),
+            *("executor", "router", "worker", "operator"),
+        ),
         history=1,
     ),
 )

@@ -57,6 +57,8 @@ class CanaryObserved(Event):
     requests: int
     errors: int
     reason: str | None = None
+    ttft_p50_ms: float | None = None
+    itl_p50_ms: float | None = None
 
     def bus_key(self) -> str:
         return self.deployment
@@ -100,6 +102,8 @@ class LoadObserved(Event):
     arrived: int
     queued: int
     parked: int
+    prompt_tokens: int = 0  # of the requests that arrived, in all
+    ttft_p95_ms: float | None = None  # over all plans
     plans: tuple[PlanLoad, ...]
 
     def bus_key(self) -> str:

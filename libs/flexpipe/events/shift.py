@@ -16,7 +16,7 @@ from flexpipe.model.shift import Phase, ShiftOrder, StartClass
 class Seen(Frozen):
     """A bucket key that the sender of an order had read, at this revision."""
 
-    bucket: Literal["deployments", "fleet"]
+    bucket: Literal["deployments", "fleet", "routes"]
     key: str
     revision: int
 

@@ -40,6 +40,7 @@ class Delivered(Input):
     message: str
     message_id: str
     traceparent: str | None = None
+    sent_at_s: float | None = None  # when the bus stored it, epoch; None where it did not
 
 
 class Entry(Frozen):

@@ -40,6 +40,9 @@ class Stage(Frozen):
     layers: LayerRange
     devices: Annotated[tuple[DeviceRef, ...], Field(min_length=1)]
     rank_bytes: Annotated[int, Field(gt=0)]  # device memory that each rank of this stage claims
+    device_model: str = (
+        "cpu"  # of every device of the stage: a name of the table in `flexpipe.performance`
+    )
 
     @property
     def tp(self) -> int:
@@ -53,6 +56,7 @@ class CommunicationGroup(Frozen):
     kind: Literal["tensor", "pipeline"]
     ranks: tuple[int, ...]
     path: Literal["none", "host", "network", "nvlink", "nvswitch", "pcie"]
+    gb_s: float = 0.0  # of the path between two ranks, one direction; 0: not known
 
 
 class KvShard(Frozen):
@@ -75,6 +79,9 @@ class Plan(Frozen):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     groups: tuple[CommunicationGroup, ...] = ()
     kv_partition: tuple[KvShard, ...] = ()
+    kv_tokens: Annotated[int, Field(gt=0)] | None = (
+        None  # KV capacity it is laid out for; None: the engine's setting
+    )
 
     @model_validator(mode="after")
     def _stages_join(self) -> Plan:

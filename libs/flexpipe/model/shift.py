@@ -11,6 +11,7 @@ from flexpipe.kernel.frozen import Frozen
 from flexpipe.model.fleet import DeviceRef
 from flexpipe.model.gear import Gear
 from flexpipe.model.names import Name
+from flexpipe.model.outlook import GearOutlook, Price
 from flexpipe.model.sequence import MovedSequence
 
 
@@ -87,6 +88,8 @@ class ShiftOrder(Frozen):
     ordered_at_s: float
     trace_id: str
     parent_span_id: str | None = None
+    outlook: GearOutlook | None = None  # what was predicted; the canary is held against it
+    price: Price | None = None  # what the estimator reckoned
 
 
 class ShiftRecord(Frozen):

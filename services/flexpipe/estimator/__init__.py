@@ -1,0 +1,1 @@
+"""The estimator: prices proposals and orders or declines; `costing` decides."""

@@ -1,0 +1,1 @@
+"""The monitor: owns the fleet tree and its blocks; `fragments` decides."""

@@ -1,0 +1,1 @@
+"""The planner: proposes gears; `planning` decides."""
