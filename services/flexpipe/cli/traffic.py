@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,14 @@ class Answer:
     usage: dict[str, int] | None = None
     ids: set[str] = field(default_factory=set)
     error: str | None = None
+    asked_s: float = 0.0  # epoch, as all times here
+    first_s: float | None = None
+    ended_s: float | None = None
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """From the request to its first token, real milliseconds; None where none came."""
+        return None if self.first_s is None else (self.first_s - self.asked_s) * 1000
 
     @property
     def whole(self) -> bool:
@@ -75,6 +84,7 @@ async def ask(client: httpx.AsyncClient, model: str, question: Question) -> Answ
 async def fill(answer: Answer, client: httpx.AsyncClient, model: str) -> None:
     """Ask the answer's question and fill it in as it comes."""
     body = answer.question.body(model)
+    answer.asked_s = time.time()
     try:
         async with client.stream(
             "POST", "/v1/chat/completions", json=body, timeout=SILENCE_LIMIT_S
@@ -91,6 +101,8 @@ async def fill(answer: Answer, client: httpx.AsyncClient, model: str) -> None:
                 _take(answer, json.loads(line.removeprefix("data: ")))
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
         answer.error = f"{type(error).__name__}: {error}"
+    finally:
+        answer.ended_s = time.time()
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[str]:
@@ -112,6 +124,8 @@ def _take(answer: Answer, chunk: dict[str, Any]) -> None:
     for choice in chunk["choices"]:
         answer.text += choice["delta"].get("content") or ""
         answer.token_ids.extend(choice.get("token_ids") or ())
+        if answer.first_s is None and answer.token_ids:
+            answer.first_s = time.time()
         answer.finish = choice.get("finish_reason") or answer.finish
 
 
