@@ -23,6 +23,7 @@ from flexpipe.testing.examples import example_of
 
 FOLDER = Path(__file__).parents[2] / "schemas"
 NAMES = [said.message.__name__ for said in catalog.MESSAGES]
+BEAT = "heartbeat"
 PARTICIPLE = re.compile(r"^([a-z]+-)?([a-z]+ed|ready|lost|stuck|handed-over|rolled-back)$")
 VERB = re.compile(r"^[a-z]+$")
 
@@ -56,7 +57,9 @@ def test_a_class_name_gives_type_subject_and_schema_file(said: Said) -> None:
     )
     assert "".join(part.capitalize() for part in rebuilt) == said.message.__name__
     assert said.ce_type == type_name(said.message) == f"flexpipe.{noun}.{word}"
-    assert said.subject("key") == f"flexpipe.{said.lane}.{noun}.{word}.key"
+    middle = word if said.lane == "urgent" else f"{noun}.{word}"
+    assert said.subject("key") == f"flexpipe.{said.lane}.{middle}.key"
+    assert catalog.of_subject(said.subject("key.of-it")) == (said, "key.of-it")
     assert schemas.schema_file(said) == f"{noun}.{word}.json"
 
 
@@ -68,8 +71,8 @@ def test_an_event_is_a_participle_and_a_command_is_a_verb_on_its_lane(said: Said
         assert said.lane in ("cmd", "urgent")
     else:
         assert issubclass(said.message, Event)
-        assert PARTICIPLE.fullmatch(word), word
-        assert said.lane in ("evt", "seq", "span")
+        assert PARTICIPLE.fullmatch(word) or (word == BEAT and said.lane == "tel"), word
+        assert said.lane in ("evt", "seq", "tel", "span")
 
 
 @pytest.mark.parametrize("said", catalog.MESSAGES, ids=NAMES)
@@ -81,8 +84,14 @@ def test_somebody_says_it_and_somebody_hears_it(said: Said) -> None:
 
 
 @pytest.mark.parametrize("said", catalog.MESSAGES, ids=NAMES)
-def test_its_lane_lies_on_exactly_one_stream(said: Said) -> None:
-    assert sum(said.lane in stream.lanes for stream in catalog.STREAMS) == 1
+def test_its_lane_lies_on_exactly_one_stream_or_may_be_lost(said: Said) -> None:
+    assert sum(said.lane in stream.lanes for stream in catalog.STREAMS) == said.is_stored
+    assert said.is_stored is (said.lane != "tel")
+
+
+@pytest.mark.parametrize("subject", ["flexpipe", "flexpipe.evt.engine.ready", "flexpipe.urgent.x"])
+def test_a_subject_where_nothing_is_said_is_nobodys(subject: str) -> None:
+    assert catalog.of_subject(subject) is None
 
 
 def test_every_bucket_has_a_writer_and_a_reader() -> None:
@@ -132,6 +141,16 @@ def test_the_asyncapi_document_has_the_shape_of_asyncapi_3() -> None:
     assert len(document["channels"]) == len(catalog.MESSAGES)
     said = sum(len(row.says) + len(row.hears) for row in catalog.MESSAGES)
     assert len(document["operations"]) == said
+
+
+def test_the_asyncapi_document_tells_what_comes_without_headers() -> None:
+    document = yaml.safe_load((FOLDER / schemas.ASYNCAPI_FILE).read_text())
+    bare = {
+        name for name, each in document["components"]["messages"].items() if "headers" not in each
+    }
+    assert bare == {"node.heartbeat", "host.heartbeat"}
+    assert "typed by hand" in document["channels"]["deployment.downshift"]["description"]
+    assert "no stream" in document["channels"]["node.sampled"]["description"]
 
 
 def references(value: Any) -> list[str]:

@@ -16,10 +16,12 @@ from flexpipe.bus.clock import Clock, WallClock
 from flexpipe.bus.hearing import Hearing
 from flexpipe.bus.link import ANSWER_LIMIT_S, Link
 from flexpipe.bus.listening import Listener
+from flexpipe.bus.overhearing import OVERHEARD_BOUND, Overhearing
 from flexpipe.bus.settings import BusSettings
 from flexpipe.bus.watch import Watch
 from flexpipe.events import catalog
 from flexpipe.events.catalog import Lane
+from flexpipe.events.message import Message
 from flexpipe.kernel.errors import InvalidInput, Unavailable
 from flexpipe.kernel.machine import Delivered, Entry, Publish, Put, PutAll, Stored
 
@@ -29,6 +31,8 @@ anybody's patience."""
 RETRY_WAIT_S = 0.1
 LISTEN_BOUND = 1024
 """Messages that a slow listener may lag behind before the stream waits for it."""
+BEAT_BYTES = 60
+"""Of a beat's body: ten thousand nodes that beat twice a second are 1.2 MB/s."""
 
 
 class Bus:
@@ -48,15 +52,29 @@ class Bus:
     async def publish(self, message: Publish, limit_s: float = WRITE_LIMIT_S) -> None:
         """Say it, until JetStream has stored it; the id makes repeats one message.
 
+        What no stream keeps (the tel lane) is said once, now, and is lost where the bus is away.
         Raises Unavailable at the limit, Refused without permission, InvalidInput for a type outside the catalogue.
         """
         said = catalog.BY_NAME.get(message.type)
         if said is None:
             raise InvalidInput("type", message.type, "use a message class of the catalogue")
         headers = envelope.headers_of(message, source=self.source, at_s=self.clock.now_s())
-        await self.store(
-            envelope.subject_of(message), message.message.encode(), headers, said.lane, limit_s
-        )
+        subject, body = envelope.subject_of(message), message.message.encode()
+        if not said.is_stored:
+            await self.link(said.lane).say(subject, body, headers)
+            return
+        await self.store(subject, body, headers, said.lane, limit_s)
+
+    async def beat(self, message: Message) -> None:
+        """A sign of life: a body and nothing else, said once, now. Lost where the bus is away. Raises InvalidInput."""
+        name, body = type(message).__name__, message.canonical_json().encode()
+        said = catalog.BY_NAME.get(name)
+        if said is None or not said.is_beat:
+            raise InvalidInput("beat", name, "a heartbeat of the catalogue's tel lane")
+        if len(body) > BEAT_BYTES:
+            fix = f"at most {BEAT_BYTES} bytes of JSON: use a shorter name"
+            raise InvalidInput(said.ce_type, f"{len(body)} bytes", fix)
+        await self.link(said.lane).say(said.subject(envelope.key_of(message.bus_key())), body)
 
     async def store(
         self,
@@ -121,6 +139,22 @@ class Bus:
             yield listener.messages()
         finally:
             await listener.close()
+
+    @asynccontextmanager
+    async def overhear(
+        self, hears: Iterable[Hearing], *, bound: int = OVERHEARD_BOUND
+    ) -> AsyncIterator[Overhearing]:
+        """Messages that no stream keeps (the tel lane, beats too), as they pass: `async for` what this gives.
+
+        Where they come faster than they are taken, the oldest go (`.dropped`). Outages leave a gap. Raises InvalidInput
+        for other lanes, Refused without permission.
+        """
+        overhearing = Overhearing(self.link(Lane.TEL), tuple(hears), bound)
+        try:
+            await overhearing.open()
+            yield overhearing
+        finally:
+            await overhearing.close()
 
     async def echo(self, limit_s: float = ANSWER_LIMIT_S) -> float:
         """A real round trip through JetStream, in seconds. Raises Unavailable at the limit."""

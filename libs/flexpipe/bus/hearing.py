@@ -53,9 +53,19 @@ def filters_of(hears: Iterable[Hearing]) -> tuple[str, ...]:
     return tuple(sorted({hearing.subject for hearing in hears}))
 
 
+def passing(hears: Iterable[Hearing]) -> tuple[Hearing, ...]:
+    """Those that no stream keeps: heard as they pass, or never."""
+    return tuple(hearing for hearing in hears if not hearing.said.is_stored)
+
+
 def by_stream(hears: Iterable[Hearing]) -> dict[str, tuple[Hearing, ...]]:
-    """Hearings grouped by the stream that carries them: one consumer a stream keeps the order across classes."""
+    """Hearings grouped by the stream that carries them: one consumer a stream keeps the order across classes.
+
+    Those that no stream keeps are left out.
+    """
     groups: dict[str, list[Hearing]] = {}
     for hearing in hears:
+        if not hearing.said.is_stored:
+            continue
         groups.setdefault(stream_of([hearing]), []).append(hearing)
     return {name: tuple(groups[name]) for name in sorted(groups)}

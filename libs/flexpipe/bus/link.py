@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ import nats.errors
 from faststream.nats import NatsBroker, NatsUserPassword
 from faststream.security import BaseSecurity
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
@@ -185,28 +187,36 @@ class Link:
         """One request, one attempt. Raises Unavailable (nothing is known), Refused (no permission) or InvalidInput."""
         if not self.is_up:
             raise Unavailable(f"NATS at {self._settings.url} is away")
+        with self._watching_for_denial(subject) as denied:
+            answer = asyncio.ensure_future(
+                self.client.request(
+                    subject, body, timeout=limit_s, headers=dict(headers) if headers else None
+                )
+            )
+            try:
+                both: set[asyncio.Future[Any]] = {answer, denied}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if denied.done() and not answer.done():
+                    raise Refused(
+                        f"user {self._settings.user!r} has no permission to say {subject}"
+                    )
+                return (await answer).data
+            except nats.errors.MaxPayloadError as error:
+                raise _too_long(subject, body) from error
+            except (nats.errors.Error, OSError) as error:
+                raise Unavailable(f"{subject}: {error or 'no answer'}") from error
+            finally:
+                answer.cancel()
+
+    @contextlib.contextmanager
+    def _watching_for_denial(self, subject: str) -> Iterator[asyncio.Future[None]]:
+        """A future that is done once the server has told, in its own time, that we may not use a subject."""
         denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._denied.setdefault(subject.lower(), set())
         waiting.add(denied)
-        answer = asyncio.ensure_future(
-            self.client.request(
-                subject, body, timeout=limit_s, headers=dict(headers) if headers else None
-            )
-        )
         try:
-            both: set[asyncio.Future[Any]] = {answer, denied}
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if denied.done() and not answer.done():
-                raise Refused(f"user {self._settings.user!r} has no permission to say {subject}")
-            return (await answer).data
-        except nats.errors.MaxPayloadError as error:
-            raise InvalidInput(
-                subject, f"{len(body)} bytes", "a message is below NATS's max_payload"
-            ) from error
-        except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"{subject}: {error or 'no answer'}") from error
+            yield denied
         finally:
-            answer.cancel()
             waiting.discard(denied)
             if not waiting:
                 self._denied.pop(subject.lower(), None)
@@ -214,6 +224,44 @@ class Link:
     async def store(self, subject: str, body: bytes, headers: Mapping[str, str]) -> Ack:
         """Publish to a stream and wait for its ack, one attempt. Raises as `request`, and WrongRevision."""
         return parse_ack(subject, await self.request(subject, body, headers))
+
+    async def say(
+        self, subject: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> bool:
+        """Publish without an answer; whether it left. Nothing waits, nothing is kept for later. Raises InvalidInput."""
+        if not self.is_up:
+            return False
+        try:
+            await self.client.publish(subject, body, headers=dict(headers) if headers else None)
+        except nats.errors.MaxPayloadError as error:
+            raise _too_long(subject, body) from error
+        except (nats.errors.Error, OSError) as error:
+            LOG.debug("%s: %s: %s", self._name, subject, error or "not sent")
+            return False
+        return True
+
+    async def subscribe(
+        self, subject: str, on_message: Callable[[Msg], Awaitable[None]]
+    ) -> Subscription:
+        """Listen on a subject itself, through reconnects. Raises Unavailable, or Refused without permission."""
+        if not self.is_up:
+            raise Unavailable(f"NATS at {self._settings.url} is away")
+        with self._watching_for_denial(subject) as denied:
+            subscription = await self.client.subscribe(subject, cb=on_message)
+            try:
+                await self.client.flush()  # the server has read it, and told us if it says no
+            except (nats.errors.Error, OSError) as error:
+                await self.unsubscribe(subscription)
+                raise Unavailable(f"{subject}: {error or 'no answer'}") from error
+            if denied.done():
+                await self.unsubscribe(subscription)
+                raise Refused(f"user {self._settings.user!r} has no permission to hear {subject}")
+        return subscription
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop listening; nothing happens where the connection is closed already."""
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
 
     async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One request of JetStream's API, such as `STREAM.INFO.<name>`. Raises Unavailable, Refused, NotFoundError."""
@@ -270,6 +318,10 @@ def parse_ack(subject: str, raw: bytes) -> Ack:
     if error.get("err_code") in WRONG_SEQUENCE:
         raise WrongRevision(f"{subject}: {error.get('description')}")
     raise Unavailable(f"{subject}: {error.get('description', error)}")
+
+
+def _too_long(subject: str, body: bytes) -> InvalidInput:
+    return InvalidInput(subject, f"{len(body)} bytes", "a message is below NATS's max_payload")
 
 
 def _known(error: Mapping[str, Any]) -> dict[str, Any]:

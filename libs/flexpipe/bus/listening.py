@@ -74,7 +74,11 @@ class Listener:
                     self._behind = message.sequence
                     with contextlib.suppress(InvalidInput):
                         yield envelope.open_envelope(
-                            message.headers, message.body, fallback_id=str(message.sequence)
+                            message.headers,
+                            message.body,
+                            fallback_id=f"{self._stream}:{message.sequence}",
+                            subject=message.subject,
+                            stored_at_s=message.at_s,
                         )
             except (Unavailable, nats.errors.Error, JetStreamError) as error:
                 LOG.info("listener on %s: %s", self._stream, error or "no answer")
@@ -97,6 +101,7 @@ class Listener:
                 sequence=message.metadata.sequence.stream,
                 headers=dict(message.headers or {}),
                 body=message.data,
+                at_s=message.metadata.timestamp.timestamp(),
             )
             for message in messages
         ]

@@ -236,6 +236,12 @@ class Outbox:
                 return
 
 
+def is_stored(item: Publish) -> bool:
+    """Whether it belongs in here: what no stream keeps needs no queue. What nobody knows is refused when it leaves."""
+    said = catalog.BY_NAME.get(item.type)
+    return said is None or said.is_stored
+
+
 def _is_noise(item: Publish) -> bool:
     said = catalog.BY_NAME.get(item.type)
     return said is not None and said.lane is Lane.SEQ

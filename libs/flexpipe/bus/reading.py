@@ -26,6 +26,7 @@ class Stored:
     sequence: int
     headers: dict[str, str]
     body: bytes
+    at_s: float  # when the stream stored it, epoch
 
 
 async def read_stream(
@@ -34,10 +35,11 @@ async def read_stream(
     *subjects: str,
     after_sequence: int = 0,
     since_s: float | None = None,
+    newest_only: bool = False,
 ) -> AsyncIterator[Stored]:
     """Messages behind a sequence or, where it is given, from a time (epoch), up to what is stored when this starts.
 
-    Raises Unavailable.
+    `newest_only`: of each subject the last one, whenever it was stored. Raises Unavailable.
     """
     config = ConsumerConfig(
         ack_policy=AckPolicy.NONE,
@@ -50,6 +52,8 @@ async def read_stream(
     if since_s is not None:
         config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_TIME, None
         config.opt_start_time = datetime.fromtimestamp(since_s, UTC)
+    elif newest_only:
+        config.deliver_policy, config.opt_start_seq = DeliverPolicy.LAST_PER_SUBJECT, None
     try:
         subscription = await link.jetstream.pull_subscribe("", stream=stream, config=config)
         try:
@@ -64,6 +68,7 @@ async def read_stream(
                         sequence=message.metadata.sequence.stream,
                         headers=dict(message.headers or {}),
                         body=message.data,
+                        at_s=message.metadata.timestamp.timestamp(),
                     )
         finally:
             await subscription.unsubscribe()

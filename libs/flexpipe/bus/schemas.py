@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from flexpipe.bus.envelope import CONTENT_TYPE, MESSAGE_ID, SPEC_VERSION
 from flexpipe.events import catalog
-from flexpipe.events.catalog import Said
+from flexpipe.events.catalog import Lane, Said
 from flexpipe.events.message import words
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -74,7 +74,7 @@ def asyncapi() -> dict[str, Any]:
         "info": {
             "title": "FlexPipe's bus",
             "version": API_VERSION,
-            "description": "Control messages over NATS JetStream, CloudEvents 1.0 in binary mode.",
+            "description": "Control messages over NATS, CloudEvents 1.0 in binary mode.",
         },
         "defaultContentType": CONTENT_TYPE,
         "servers": {"nats": {"host": "127.0.0.1:4222", "pathname": "", "protocol": "nats"}},
@@ -97,10 +97,9 @@ def _channel(said: Said) -> str:
 
 
 def _channel_item(said: Said) -> dict[str, Any]:
-    stream = next(stream for stream in catalog.STREAMS if said.lane in stream.lanes)
     return {
         "address": said.subject("{key}"),
-        "description": f"Lane {said.lane}, stream {stream.name}.",
+        "description": _description(said),
         "parameters": {
             "key": {"description": "What the message is about; may have several parts."}
         },
@@ -108,6 +107,19 @@ def _channel_item(said: Said) -> dict[str, Any]:
             said.message.__name__: {"$ref": f"#/components/messages/{_channel(said)}"},
         },
     }
+
+
+def _description(said: Said) -> str:
+    if not said.is_stored:
+        return f"Lane {said.lane}, core NATS: no stream keeps it."
+    stream = next(stream for stream in catalog.STREAMS if said.lane in stream.lanes)
+    lane = f"Lane {said.lane}, stream {stream.name}."
+    if said.lane is Lane.URGENT:
+        return (
+            f"{lane} May be typed by hand: without headers, and with a body that is empty or leaves out "
+            "the deployment, which is the key."
+        )
+    return lane
 
 
 def _operation(said: Said, action: str) -> dict[str, Any]:
@@ -120,12 +132,13 @@ def _operation(said: Said, action: str) -> dict[str, Any]:
 
 
 def _message(said: Said) -> dict[str, Any]:
+    headers = {} if said.is_beat else {"headers": {"$ref": "#/components/schemas/headers"}}
     return {
         "name": said.ce_type,
         "title": said.message.__name__,
         "summary": " ".join((said.message.__doc__ or "").split()),
         "contentType": CONTENT_TYPE,
-        "headers": {"$ref": "#/components/schemas/headers"},
+        **headers,
         "payload": {"$ref": f"./{schema_file(said)}"},
     }
 

@@ -204,7 +204,7 @@ def server_config(
 ) -> dict[str, Any]:
     """The server's configuration: JSON is one of the forms that it reads."""
     granted: dict[str, Permissions] = {service: permissions(service) for service in SERVICES}
-    granted |= {each.user: permissions(each.service, each.name) for each in instances}
+    granted |= {each.user: permissions(each) for each in instances}
     everything = {"publish": [">"], "subscribe": [">"]}
     return {
         "server_name": "flexpipe",

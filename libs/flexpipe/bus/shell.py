@@ -4,7 +4,8 @@ Services make one a machine. It decides nothing. The law it keeps:
 
 * one input at a time; its effects in order; outcomes of writes (`Stored`) next, before any other input;
 * the rest of an effect list is not performed once a write in it conflicts;
-* the journal has an input before the bus sees anything that it led to;
+* the journal has an input before the bus sees anything that it led to, but for what no stream keeps (the tel lane):
+  that is said at once, waits for nothing, and is lost where the bus is away;
 * a message is acked after it was handled and what it led to is stored; a repeat within memory is acked unseen;
 * a crash on a message rolls the machine back; the third on the same message makes it a dead letter; any other crash,
   and a broken invariant, ends the shell and with it the process.
@@ -27,10 +28,11 @@ from flexpipe.bus.connection import Bus
 from flexpipe.bus.crew import Crew
 from flexpipe.bus.deadletters import CRASHES_LIMIT, DeadLetters
 from flexpipe.bus.ears import Ear
-from flexpipe.bus.hearing import Hearing, by_stream
+from flexpipe.bus.hearing import Hearing, by_stream, passing
 from flexpipe.bus.intake import Intake, Verdict, Waiting
 from flexpipe.bus.memory import MachineMemory
-from flexpipe.bus.outbox import Outbox
+from flexpipe.bus.outbox import Outbox, is_stored
+from flexpipe.bus.overhearing import Overhearing
 from flexpipe.bus.timer import Timer
 from flexpipe.bus.watch import COMPARE_EVERY_S, Watch
 from flexpipe.events.catalog import Lane
@@ -121,6 +123,7 @@ class MachineShell:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._known: dict[tuple[str, str], int] = {}  # revisions fed by `Started` and `Stored`
         self._ears: list[Ear] = []
+        self._passing = contextlib.AsyncExitStack()
         self._timer = Timer(self._clock, self._wake)
         self._now_s = 0.0
         self._crew = Crew()
@@ -195,6 +198,9 @@ class MachineShell:
             await ear.open()
             self._ears.append(ear)
             self._crew.start(ear.guard())
+        if hears := passing(self._hears):
+            overhearing = await self._passing.enter_async_context(self._bus.overhear(hears))
+            self._crew.start(self._on_passing(overhearing))
 
     async def _end(self, error: BaseException | None) -> None:
         self._crew.begin_leaving()
@@ -202,19 +208,22 @@ class MachineShell:
             await self._flush()
         await self._crew.cancel()
         await self._intake.close(Unavailable(f"{self._durable} has stopped"))
-        for ear in self._ears:
-            await ear.close()
+        await self._close_ears()
         if self._crew.failure is not None:
             raise self._crew.failure
 
     async def _flush(self) -> None:
         """Stop listening, let what was decided leave, keep a last snapshot."""
-        for ear in self._ears:
-            await ear.close()
+        await self._close_ears()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_LIMIT_S):
                 await self._memory.keep()
                 await self._outbox.reached(self._outbox.mark)
+
+    async def _close_ears(self) -> None:
+        for ear in self._ears:
+            await ear.close()
+        await self._passing.aclose()
 
     # -- one input at a time -------------------------------------------------------------------------------------
 
@@ -292,7 +301,7 @@ class MachineShell:
         for effect in effects.do:
             match effect:
                 case Publish():
-                    await self._outbox.put(effect)
+                    await self._say(effect)
                 case Put() | PutAll():
                     outcomes.append(await self._write(effect))
                     if outcomes[-1].outcome == "conflict":
@@ -304,6 +313,15 @@ class MachineShell:
                 case _:
                     await self._perform(effect)
         return outcomes
+
+    async def _say(self, effect: Publish) -> None:
+        if is_stored(effect):
+            await self._outbox.put(effect)
+            return
+        try:
+            await self._bus.publish(effect)
+        except InvalidInput as error:
+            LOG.error("cannot be said, dropped: %s", error)
 
     async def _write(self, effect: Put | PutAll) -> Stored:
         """What was said before must be stored before; then write, through any outage."""
@@ -331,6 +349,11 @@ class MachineShell:
         self._known.pop(_place(entry), None)
         await self._intake.put(Watched(entry=entry))
 
+    async def _on_passing(self, overhearing: Overhearing) -> None:
+        """One at a time; a machine that is busy loses the oldest, never its place."""
+        async for event in overhearing:
+            await (await self._intake.put(event))
+
     async def _on_usual(self, message: NatsMessage) -> None:
         await self._on_message(message, is_urgent=False)
 
@@ -341,7 +364,13 @@ class MachineShell:
         raw = message.raw_message
         fallback_id = f"{raw.metadata.stream}:{raw.metadata.sequence.stream}"
         try:
-            event = envelope.open_envelope(raw.headers, raw.data, fallback_id=fallback_id)
+            event = envelope.open_envelope(
+                raw.headers,
+                raw.data,
+                fallback_id=fallback_id,
+                subject=raw.subject,
+                stored_at_s=raw.metadata.timestamp.timestamp(),
+            )
         except InvalidInput as error:
             await self._bury(message, fallback_id, str(error))
             return

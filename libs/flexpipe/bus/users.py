@@ -2,7 +2,8 @@
 
 `flexpipe.bus.server` writes them into the configuration of the embedded server; for a cluster, `permissions` gives the
 same lists to whoever keeps its accounts. A user of one instance (`worker-node-a`) speaks and hears for that instance
-alone: its own command consumer (declared for it at stream set-up), its own keys in the buckets it writes.
+alone: its own command consumer (declared for it at stream set-up), its own keys in the buckets it writes, its own
+subjects of the tel lane. An instance that stands for several nodes (an emulated fleet's agent) has several keys.
 """
 
 from __future__ import annotations
@@ -32,15 +33,22 @@ PASSWORD_BYTES = 24
 
 
 class Instance(Frozen):
-    """One running copy of a service, where users are made per instance."""
+    """One running copy of a service, where users are made per instance: agents, routers, workers."""
 
     service: Service
     name: Name
+    keys: tuple[Name, ...] = ()
+    """What it speaks and hears for: nodes of an agent or worker. None given: its own name."""
 
     @property
     def user(self) -> str:
         """The name of its user, and of its durable consumers."""
         return f"{self.service}-{self.name}"
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Its keys, sorted."""
+        return tuple(sorted(set(self.keys))) or (self.name,)
 
 
 class Permissions(Frozen):
@@ -50,15 +58,19 @@ class Permissions(Frozen):
     subscribe: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-def permissions(service: Service, instance: str | None = None) -> Permissions:
+def permissions(who: Service | Instance) -> Permissions:
     """The permissions of a service's user, or of the user of one instance of it."""
-    user = service if instance is None else f"{service}-{instance}"
+    instance = who if isinstance(who, Instance) else None
+    service: Service = who.service if isinstance(who, Instance) else who
+    own = None if instance is None else instance.own
+    user = service if instance is None else instance.user
     allowed = {"$JS.API.INFO"}
-    allowed.update(_messages(service))
+    allowed.update(_messages(service, own))
     allowed.update(_hearing(service, None if instance is None else user))
     allowed.update(_buckets(service, instance))
     allowed.update(_keeping(service, instance))
-    return Permissions(publish=tuple(sorted(allowed)), subscribe=(f"{inbox_prefix(user)}.>",))
+    heard = {f"{inbox_prefix(user)}.>", *_overhearing(service, own)}
+    return Permissions(publish=tuple(sorted(allowed)), subscribe=tuple(sorted(heard)))
 
 
 def new_password() -> str:
@@ -70,15 +82,32 @@ def durable_filters(instance: Instance) -> tuple[str, ...]:
     """Subjects of the commands that one instance hears, sorted; empty where it hears none."""
     return tuple(
         sorted(
-            said.subject(instance.name)
+            said.subject(key)
             for said in catalog.MESSAGES
+            for key in instance.own
             if said.lane is Lane.CMD and instance.service in said.hears
         )
     )
 
 
-def _messages(service: Service) -> set[str]:
-    return {said.subject(">") for said in catalog.MESSAGES if service in said.says}
+def _messages(service: Service, own: tuple[str, ...] | None) -> set[str]:
+    """What it says; a sign of life only for what is its own."""
+    return {
+        said.subject(key)
+        for said in catalog.MESSAGES
+        if service in said.says
+        for key in ((">",) if own is None or said.is_stored else own)
+    }
+
+
+def _overhearing(service: Service, own: tuple[str, ...] | None) -> set[str]:
+    """What no stream keeps is listened to as it is."""
+    return {
+        said.subject(key)
+        for said in catalog.MESSAGES
+        if service in said.hears and not said.is_stored
+        for key in (own or (">",))
+    }
 
 
 def _hearing(service: Service, durable: str | None) -> set[str]:
@@ -103,29 +132,30 @@ def _consuming(stream: str, durable: str | None = None) -> set[str]:
     return allowed
 
 
-def _buckets(service: Service, instance: str | None) -> set[str]:
+def _buckets(service: Service, instance: Instance | None) -> set[str]:
     allowed: set[str] = set()
     for bucket in catalog.BUCKETS:
         stream = f"KV_{bucket.name}"
         if service in bucket.writers:
-            allowed.add(f"$KV.{bucket.name}.{_own_keys(bucket.name, service, instance)}")
+            keys = _own_keys(bucket.name, service, instance)
+            allowed |= {f"$KV.{bucket.name}.{key}" for key in keys}
         if service in bucket.writers + bucket.readers:
             allowed |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "MSG.GET")}
             allowed |= _consuming(stream)
     return allowed
 
 
-def _own_keys(bucket: str, service: Service, instance: str | None) -> str:
+def _own_keys(bucket: str, service: Service, instance: Instance | None) -> tuple[str, ...]:
     if bucket == "snapshots":
-        return f"{service}.{instance or '>'}"
+        return (f"{service}.{instance.name if instance else '>'}",)
     if OWN_KEY.get(service) == bucket and instance is not None:
-        return instance
-    return ">"
+        return instance.own
+    return (">",)
 
 
-def _keeping(service: Service, instance: str | None) -> set[str]:
+def _keeping(service: Service, instance: Instance | None) -> set[str]:
     """Journal and dead letters: deciders write their own, operators read all."""
-    own = instance or "*"
+    own = instance.name if instance else "*"
     reads = {"FLEXPIPE_INPUT", "FLEXPIPE_DEAD"} if service in DECIDERS else set()
     allowed: set[str] = set()
     if service in DECIDERS:

@@ -44,6 +44,16 @@ class Said(Frozen):
         """CloudEvents type."""
         return type_name(self.message)
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether a stream keeps it. What no stream keeps may be lost."""
+        return self.lane is not Lane.TEL
+
+    @property
+    def is_beat(self) -> bool:
+        """Whether it is a sign of life: said without headers, and its subject tells its type."""
+        return not self.is_stored and words(self.message)[1] == "heartbeat"
+
     def subject(self, key: str) -> str:
         """Subject of one message; `key` may be a wildcard."""
         noun, word = words(self.message)
@@ -120,6 +130,18 @@ MESSAGES: tuple[Said, ...] = (
 
 BY_NAME: dict[str, Said] = {said.message.__name__: said for said in MESSAGES}
 BY_TYPE: dict[str, Said] = {said.ce_type: said for said in MESSAGES}
+BY_PREFIX: dict[str, Said] = {said.subject(""): said for said in MESSAGES}
+PREFIX_PARTS = sorted({prefix.count(".") for prefix in BY_PREFIX})
+
+
+def of_subject(subject: str) -> tuple[Said, str] | None:
+    """The row of a concrete subject and the key at its end, or None where nothing of the catalogue is said there."""
+    parts = subject.split(".")
+    for count in PREFIX_PARTS:
+        said = BY_PREFIX.get(".".join(parts[:count]) + ".")
+        if said is not None and len(parts) > count:
+            return said, ".".join(parts[count:])
+    return None
 
 
 class Stream(Frozen):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from enum import Enum
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MaxLen, MinLen
@@ -44,7 +45,8 @@ def _field(info: FieldInfo) -> st.SearchStrategy[Any]:
 def _of(kind: Any, marks: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _of(arguments[0], (*arguments[1:], *marks))
+        inner = (mark.metadata if isinstance(mark, FieldInfo) else (mark,) for mark in arguments[1:])
+        return _of(arguments[0], (*chain.from_iterable(inner), *marks))
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):

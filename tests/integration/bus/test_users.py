@@ -111,7 +111,7 @@ async def test_a_user_of_one_instance_hears_and_writes_for_that_instance_alone()
             await until(lambda: machine.delivered)
             assert [event.type for event in machine.delivered] == ["FenceWorker"]
             assert '"node":"node-a"' in machine.delivered[0].message
-            own = Put(write_id="a", bucket="fleet", key="node-a", value="{}", expected=0)
+            own = Put(write_id="a", bucket="hosts", key="node-a", value="{}", expected=0)
             assert (await a.put(own)).outcome == "written"
             with pytest.raises(Refused):
                 await a.put(own.model_copy(update={"key": "node-b"}))

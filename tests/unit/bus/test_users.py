@@ -33,9 +33,19 @@ def test_a_service_writes_exactly_the_buckets_that_the_catalogue_lets_it_write(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_listens_to_its_own_answers_alone(service: Service) -> None:
-    assert permissions(service).subscribe == (f"_INBOX_{service}.>",)
-    assert permissions(service, "one").subscribe == (f"_INBOX_{service}-one.>",)
+def test_a_service_listens_to_its_own_answers_and_to_what_no_stream_keeps_for_it(
+    service: Service,
+) -> None:
+    passing = {said for said in catalog.MESSAGES if service in said.hears and not said.is_stored}
+    assert set(permissions(service).subscribe) == {
+        f"_INBOX_{service}.>",
+        *(said.subject(">") for said in passing),
+    }
+    one = permissions(Instance(service=service, name="one"))
+    assert set(one.subscribe) == {
+        f"_INBOX_{service}-one.>",
+        *(said.subject("one") for said in passing),
+    }
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -48,16 +58,47 @@ def test_nobody_manages_streams_and_nobody_says_everything(service: Service) -> 
 
 
 def test_one_instance_has_its_own_commands_keys_and_nothing_of_another() -> None:
-    node = permissions("worker", "node-a").publish
-    assert "$KV.fleet.node-a" in node
+    worker = Instance(service="worker", name="node-a")
+    node = permissions(worker).publish
+    assert "$KV.hosts.node-a" in node
     assert "$KV.snapshots.worker.node-a" in node
     assert "$JS.API.CONSUMER.MSG.NEXT.FLEXPIPE_CMD.worker-node-a" in node
     assert not any(
         "CREATE.FLEXPIPE_CMD" in subject or subject.endswith("FLEXPIPE_CMD.*") for subject in node
     )
-    filters = durable_filters(Instance(service="worker", name="node-a"))
+    assert [subject for subject in node if ".tel." in subject] == [
+        "flexpipe.tel.host.heartbeat.node-a"
+    ]
+    filters = durable_filters(worker)
     assert filters
     assert all(subject.endswith(".node-a") for subject in filters)
+
+
+def test_an_instance_that_stands_for_several_nodes_speaks_and_hears_for_those_alone() -> None:
+    agent = Instance(service="agent", name="fleet", keys=("b1", "a1"))
+    granted = permissions(agent)
+    assert [subject for subject in granted.publish if subject.startswith("flexpipe.tel.")] == [
+        "flexpipe.tel.node.heartbeat.a1",
+        "flexpipe.tel.node.heartbeat.b1",
+        "flexpipe.tel.node.sampled.a1",
+        "flexpipe.tel.node.sampled.b1",
+    ]
+    assert granted.subscribe == (
+        "_INBOX_agent-fleet.>",
+        "flexpipe.tel.sample.asked.a1",
+        "flexpipe.tel.sample.asked.b1",
+    )
+    assert durable_filters(agent) == ("flexpipe.cmd.node.alter.a1", "flexpipe.cmd.node.alter.b1")
+    assert "$JS.API.CONSUMER.MSG.NEXT.FLEXPIPE_CMD.agent-fleet" in granted.publish
+    assert "$KV.snapshots.agent.fleet" in granted.publish
+
+
+def test_the_estimator_orders_shifts_and_only_the_operator_pulls_the_hatch() -> None:
+    assert "flexpipe.cmd.shift.order.>" in permissions("estimator").publish
+    pulls = [
+        each for each in SERVICES if "flexpipe.urgent.downshift.>" in permissions(each).publish
+    ]
+    assert pulls == ["operator"]
 
 
 def test_the_configuration_is_json_with_every_user_restricted_but_admin(tmp_path: Path) -> None:
