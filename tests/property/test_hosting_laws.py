@@ -16,7 +16,9 @@ REPORTS = ("up", "ready", "silent", "exited", "gone", "linger", "gate", "drained
 MOVES = st.one_of(
     st.tuples(st.sampled_from(COMMANDS), st.sampled_from(PLANS), st.integers(1, 9)),
     st.tuples(st.sampled_from(REPORTS), st.integers(0, 5), st.integers(1, 9)),
-    st.tuples(st.sampled_from(("withdraw", "return")), st.sampled_from(("slot-0", "slot-1"))),
+    st.tuples(
+        st.sampled_from(("withdraw", "kill", "return")), st.sampled_from(("slot-0", "slot-1"))
+    ),
     st.tuples(st.just("wait"), st.integers(1, 40)),
 )
 
@@ -52,8 +54,8 @@ def play(bench: Watched, move: tuple) -> None:  # type: ignore[type-arg]
             bench.warm(wanted, fence(step))
         case ("drain", wanted, step):
             bench.drain(wanted, fence(step))
-        case ("withdraw" | "return" as verb, device):
-            bench.withdraw(device, present=verb == "return")
+        case ("withdraw" | "kill" | "return" as verb, device):
+            bench.withdraw(device, present=verb == "return", at_once=verb == "kill")
         case ("wait", seconds):
             bench.pass_time(seconds)
         case (report, index, step):

@@ -20,6 +20,7 @@ from flexpipe.model.shift import DeviceReservations, Phase, ShiftRecord
 from flexpipe.testing.builders import QUICK_POLICY, a_deployment, a_node, an_order_to
 from flexpipe.testing.killing import when_reached
 from flexpipe.testing.nats import Dial
+from flexpipe.testing.world_fleet import FakeMonitor
 from flexpipe.testing.world_routers import FakeRouter
 from flexpipe.testing.world_workers import Delays, FakeWorker
 from simulation.scenes import ONE, PP2, TP1, TWO
@@ -90,7 +91,17 @@ async def a_scene(server: EmbeddedServer, dial: Dial) -> AsyncIterator[Scene]:
         )
     )
     async with AsyncExitStack() as stack:
-        for name in ("node-a", "node-b"):
+        nodes = ("node-a", "node-b")
+        bus = await dial("monitor", "main")
+        monitor = MachineShell(
+            bus,
+            machine=FakeMonitor(map(a_node, nodes)),
+            service="monitor",
+            name="main",
+            watches=FakeMonitor.WATCHES,
+        )
+        await stack.enter_async_context(monitor)
+        for name in nodes:
             worker = FakeWorker(a_node(name), delays=QUICK)
             bus = await dial("worker", name)
             shell = MachineShell(

@@ -274,7 +274,7 @@ def test_a_node_that_left_the_fleet_counts_as_stopped() -> None:
     scene = a_serving_scene()
     order_id = broken_at(Phase.RETIRING, scene)
     scene.world.kill("node-a")
-    scene.world.write("fleet", "node-a", None)
+    scene.world.write("hosts", "node-a", None)
     record = scene.closed(order_id)
     assert record.outcome is Outcome.COMPLETED
     assert TP1.id not in {plan for held in scene.reservations().values() for plan in held}

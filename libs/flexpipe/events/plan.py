@@ -71,10 +71,14 @@ class StopPlan(WorkerCommand):
 
 
 class WithdrawDevice(WorkerCommand):
-    """A device is taken away (or given back): it leaves (or joins) the node's declared devices."""
+    """A device is taken away (or given back): it leaves (or joins) those on which the worker can place something.
+
+    `at_once`: it is gone already, so that what runs there is killed without grace.
+    """
 
     device: DeviceId
     present: bool
+    at_once: bool = False
 
 
 class PlanReport(Event):

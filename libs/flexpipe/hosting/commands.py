@@ -14,7 +14,7 @@ from flexpipe.events.plan import (
     WarmPlan,
     WithdrawDevice,
 )
-from flexpipe.hosting.effects import SendPrompts, SetGate, WatchDrain
+from flexpipe.hosting.effects import SendPrompts, SetGate, StopRanks, WatchDrain
 from flexpipe.hosting.memory import Command, Hosted, Stage, rank_group
 from flexpipe.hosting.turn import Turn
 
@@ -174,22 +174,35 @@ def drain(turn: Turn, order: DrainPlan, command: Command) -> None:
 
 
 def withdraw(turn: Turn, order: WithdrawDevice) -> None:
-    """A device is taken: what runs there ends soon. Given back: it is declared again."""
+    """A device is taken: what runs there ends soon, or now where it is gone already. Given back: declared again."""
     withdrawn = set(turn.memory.withdrawn)
     if order.present:
         turn.change(withdrawn=tuple(sorted(withdrawn - {order.device})))
         return
     turn.change(withdrawn=tuple(sorted(withdrawn | {order.device})))
+    grace_s = 0.0 if order.at_once else turn.limits.withdraw_grace_s
     for hosted in turn.memory.hosted:
-        if not any(ref.device == order.device for ref in hosted.devices):
-            continue
-        taken = tuple(sorted({*hosted.taken, order.device}))
-        doomed = turn.put(hosted, taken=taken)
-        if hosted.stage is Stage.QUEUED:
-            turn.failed(hosted.plan, hosted.start, doomed.doom or "")
+        if any(ref.device == order.device for ref in hosted.devices):
+            taken = tuple(sorted({*hosted.taken, order.device}))
+            _doom(turn, turn.put(hosted, taken=taken), grace_s)
+
+
+def _doom(turn: Turn, hosted: Hosted, grace_s: float) -> None:
+    """A group whose device was taken ends within the grace, whatever it is doing."""
+    match hosted.stage:
+        case Stage.QUEUED:
+            turn.failed(hosted.plan, hosted.start, hosted.doom or "")
             turn.drop(hosted)
-        elif hosted.stage is not Stage.STOPPING and hosted.doom_s is None:
-            turn.put(doomed, doom_s=turn.now_s + turn.limits.withdraw_grace_s)
+        case Stage.STOPPING if grace_s == 0:
+            limit_s = turn.limits.kill_limit_s
+            turn.do(StopRanks(group=hosted.group, grace_s=0.0, limit_s=limit_s))
+        case Stage.STOPPING:
+            pass
+        case Stage.STARTING | Stage.RUNNING:
+            by_s = turn.now_s + grace_s
+            turn.put(hosted, doom_s=by_s if hosted.doom_s is None else min(hosted.doom_s, by_s))
+        case _:
+            assert_never(hosted.stage)
 
 
 def _running(turn: Turn, plan: str, command: Command) -> Hosted | None:

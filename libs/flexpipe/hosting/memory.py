@@ -133,8 +133,8 @@ class Memory(Frozen):
     plans: tuple[PlanMemory, ...] = ()
     hosted: tuple[Hosted, ...] = ()
     withdrawn: tuple[DeviceId, ...] = ()
-    fleet_revision: int = 0
-    declared: str | None = None  # what our key in the bucket `fleet` holds
+    host_revision: int = 0
+    declared: str | None = None  # what our key in the bucket `hosts` holds
     declare_attempts: int = 0  # conflicts in a row
     early: tuple[Delivered, ...] = ()  # commands that came before `Opened`
     closing: bool = False

@@ -30,8 +30,9 @@ from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.ids import derived_id
 from flexpipe.kernel.machine import Delivered, Effects, Input, Put, Stored
 from flexpipe.model.fence import Fence
+from flexpipe.model.fleet import Host
 
-BUCKET = "fleet"
+BUCKET = "hosts"
 
 DECLARE_ATTEMPTS = 8
 """Our key has one writer: one conflict tells the revision that a worker before us left. More than a few
@@ -73,6 +74,17 @@ class Worker:
     def hosted(self) -> tuple[Hosted, ...]:
         """The rank groups of this node now (readiness page, tests)."""
         return self._memory.hosted
+
+    @property
+    def beats(self) -> bool:
+        """Whether its node shows signs of life: not before it is open, nor once every device was withdrawn.
+
+        A node that an emulated fleet has failed is as silent as a dead one.
+        """
+        memory = self._memory
+        if memory.node is None:
+            return False
+        return any(each.device not in memory.withdrawn for each in memory.node.devices)
 
 
 def _take(turn: Turn, event: Input) -> None:
@@ -235,7 +247,7 @@ def _open(turn: Turn, opened: inputs.Opened) -> None:
         "limits": opened.limits,
         "closing": False,
         "early": (),
-        "fleet_revision": turn.memory.fleet_revision,
+        "host_revision": turn.memory.host_revision,
         "declared": turn.memory.declared,
     }
     turn.memory = before.model_copy(update=changes)
@@ -289,24 +301,31 @@ def _end_doomed(turn: Turn) -> None:
         turn.end(hosted, 0.0)
 
 
-# -- our key in the bucket `fleet` --------------------------------------------------------------
+# -- our key in the bucket `hosts` --------------------------------------------------------------
 
 
 def _declared(turn: Turn) -> str | None:
-    """What our key should hold: devices that are there. One that was taken is back only when it is empty."""
+    """What our key should hold: devices that can take something. One that was taken can, only when it is empty."""
     if turn.memory.closing:
         return None
     absent = {device for each in turn.memory.hosted for device in each.taken}
     absent |= set(turn.memory.withdrawn)
-    devices = tuple(device for device in turn.node.devices if device.device not in absent)
-    return turn.node.model_copy(update={"devices": devices}).canonical_json()
+    node = turn.node
+    host = Host(
+        node=node.node,
+        address=node.address,
+        first_port=node.first_port,
+        port_blocks=node.port_blocks,
+        devices=tuple(each.device for each in node.devices if each.device not in absent),
+    )
+    return host.canonical_json()
 
 
 def _declare(turn: Turn) -> None:
     wanted = _declared(turn)
     if wanted == turn.memory.declared or turn.memory.declare_attempts >= DECLARE_ATTEMPTS:
         return
-    expected = turn.memory.fleet_revision
+    expected = turn.memory.host_revision
     turn.do(
         Put(
             write_id=derived_id("declare", turn.node.node, expected, wanted),
@@ -326,4 +345,4 @@ def _stored(turn: Turn, stored: Stored) -> None:
     attempts = 0 if written else turn.memory.declare_attempts + 1
     if attempts >= DECLARE_ATTEMPTS:
         raise BrokenInvariant(f"another worker writes the key {turn.node.node} of bucket {BUCKET}")
-    turn.change(fleet_revision=entry.revision, declared=entry.value, declare_attempts=attempts)
+    turn.change(host_revision=entry.revision, declared=entry.value, declare_attempts=attempts)

@@ -25,6 +25,7 @@ from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.shift import DeviceReservations, Outcome, Phase, ShiftRecord
 from flexpipe.testing.builders import a_deployment, a_node, an_order_to
 from flexpipe.testing.world import World
+from flexpipe.testing.world_fleet import FakeMonitor
 from flexpipe.testing.world_routers import FakeRouter
 from flexpipe.testing.world_workers import FakeWorker, RankDied
 from flexpipe.transitions import Executor
@@ -68,6 +69,13 @@ class Scene:
         self.world.listeners.append(laws.persisted_first)
         self.world.run_for(0.1)
 
+    def monitored(self) -> None:
+        """Mount what turns hosts into the fleet."""
+        nodes = [worker.node for worker in self.workers.values()]
+        self.world.mount(
+            "monitor", "monitor", lambda: FakeMonitor(nodes), watches=FakeMonitor.WATCHES
+        )
+
     # -- hands ------------------------------------------------------------------------------------
 
     def declare(self, deployment: Deployment) -> None:
@@ -86,10 +94,14 @@ class Scene:
         """Order a shift and wait until its record has closed."""
         return self.closed(self.order(target, deployment))
 
-    def withdraw(self, node: str, device: str, *, present: bool = False) -> None:
-        """Take a device away, or give it back."""
+    def withdraw(
+        self, node: str, device: str, *, present: bool = False, at_once: bool = False
+    ) -> None:
+        """Take a device away (without grace: `at_once`), or give it back."""
         fence = Fence(deployment="toy", term=0, shift=0, step=0)
-        command = WithdrawDevice(node=node, fence=fence, device=device, present=present)
+        command = WithdrawDevice(
+            node=node, fence=fence, device=device, present=present, at_once=at_once
+        )
         self.world.say(command, self.world.now_s)
 
     # -- eyes ---------------------------------------------------------------------------------------
@@ -272,9 +284,10 @@ class ShiftWorld(Scene):
         self.routers: dict[str, FakeRouter] = {name: FakeRouter(name) for name in routers}
         for deployment in deployments:
             self.declare(deployment)
+        self.monitored()
         for name, worker in self.workers.items():
             self.world.mount(
-                name, "worker", _same(worker), hears=worker.hears(), watches=("fleet",)
+                name, "worker", _same(worker), hears=worker.hears(), watches=("hosts",)
             )
         for name, router in self.routers.items():
             self.world.mount(

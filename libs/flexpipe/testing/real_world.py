@@ -1,7 +1,7 @@
 """The three brains as they are, mounted together on one virtual clock: executor, workers and routers of a service.
 
-Only processes, HTTP and clients are played (`world_engines`, `world_streams`). `RealWorld` is the scene; `tick` lets
-clients come; `settle` demands what must hold when all is quiet.
+Only processes, HTTP, clients and eyes on the fleet are played (`world_engines`, `world_streams`, `world_fleet`).
+`RealWorld` is the scene; `settle` demands what must hold when all is quiet.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class RealWorld(Scene):
         }
         self.clients = False
         self.declare(declared)
+        self.monitored()
         for name, hands in self.workers.items():
             hands.peers = self.workers
             hears = tuple(Hearing(message, key=name) for message in _BY_SERVICE["worker"])

@@ -1,5 +1,4 @@
 """A worker without processes: it answers commands after given delays, under the same rules of fencing as the real one.
-
 Mounted on a `World` beside the executor. `faults` says what goes wrong, by plan id or `*` for every plan.
 """
 
@@ -43,7 +42,7 @@ from flexpipe.kernel.machine import (
     Woken,
 )
 from flexpipe.model.fence import Fence
-from flexpipe.model.fleet import Node
+from flexpipe.model.fleet import Host, Node
 from flexpipe.model.plan import Plan
 
 Fault = Literal[
@@ -274,7 +273,8 @@ class FakeWorker:
             for plan, hosted in sorted(self.hosted.items()):
                 here = {ref.device for ref in hosted.plan.devices if ref.node == self.node.node}
                 if command.device in here:
-                    self._later(now_s + WITHDRAW_GRACE_S, "", RankDied(plan=plan))
+                    grace_s = 0.0 if command.at_once else WITHDRAW_GRACE_S
+                    self._later(now_s + grace_s, "", RankDied(plan=plan))
         self._declare()
 
     # -- saying ---------------------------------------------------------------------------------
@@ -304,13 +304,19 @@ class FakeWorker:
         self._effects.append(publish(said, cause))
 
     def _declare(self) -> None:
-        devices = tuple(d for d in self.node.devices if d.device not in self.withdrawn)
-        declared = self.node.model_copy(update={"devices": devices})
+        devices = (device.device for device in self.node.devices)
+        declared = Host(
+            node=self.node.node,
+            address=self.node.address,
+            first_port=self.node.first_port,
+            port_blocks=self.node.port_blocks,
+            devices=tuple(device for device in devices if device not in self.withdrawn),
+        )
         self._count += 1
         self._effects.append(
             Put(
                 write_id=f"{self.node.node} {self._count}",
-                bucket="fleet",
+                bucket="hosts",
                 key=self.node.node,
                 value=declared.canonical_json(),
                 expected=self._revision,

@@ -45,7 +45,7 @@ from flexpipe.hosting.memory import HostingLimits
 from flexpipe.kernel.ids import span_id, trace_id, traceparent
 from flexpipe.model.deployment import EngineSettings, ModelRef
 from flexpipe.model.fence import Fence
-from flexpipe.model.fleet import Device, DeviceRef, Node
+from flexpipe.model.fleet import Device, DeviceRef, Host
 from flexpipe.model.plan import LayerRange, Plan, Stage
 from flexpipe.testing.nats import temporary_nats, until
 from flexpipe.worker.app import serve
@@ -142,7 +142,7 @@ class Site:
         return Settings(**values)
 
     async def open(self, name: str = "node-a", **fields: Any) -> None:
-        """Start a worker; returns when the fleet knows its node."""
+        """Start a worker; returns when it has said what it can place on."""
         assert name not in self.serving
         stop = asyncio.Event()
         serving = asyncio.create_task(serve(self.settings(name, **fields), stop))
@@ -188,11 +188,9 @@ class Site:
         return bool(await self.devices(name))
 
     async def devices(self, name: str = "node-a") -> list[str]:
-        """What the fleet has of a node."""
-        entry = await self.bus.read("fleet", name)
-        if entry.value is None:
-            return []
-        return [each.device for each in Node.model_validate_json(entry.value).devices]
+        """On which devices a node's worker says it can place something."""
+        entry = await self.people.read("hosts", name)
+        return [] if entry.value is None else list(Host.model_validate_json(entry.value).devices)
 
     async def until(self, condition: Callable[[], Any], limit_s: float = 20.0) -> None:
         """As `until`, for conditions that must be awaited."""
@@ -269,8 +267,12 @@ class Site:
         await until(there, limit_s)
         return self.said(kind)[:count]
 
-    async def withdraw(self, device: str, *, present: bool, node: str = "node-a") -> None:
-        order = WithdrawDevice(node=node, fence=fence(0), device=device, present=present)
+    async def withdraw(
+        self, device: str, *, present: bool, node: str = "node-a", at_once: bool = False
+    ) -> None:
+        order = WithdrawDevice(
+            node=node, fence=fence(0), device=device, present=present, at_once=at_once
+        )
         await self.people.publish(publish(order))
 
     # -- processes ------------------------------------------------------------------------------

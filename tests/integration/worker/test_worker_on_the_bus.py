@@ -194,7 +194,9 @@ async def test_synthetic_prompts_find_a_broken_engine(
     assert "500" in warmed.reason
 
 
-async def test_a_withdrawn_device_leaves_the_fleet_and_what_runs_there_is_lost(here: Site) -> None:
+async def test_nothing_can_be_placed_on_a_withdrawn_device_and_what_runs_there_is_lost(
+    here: Site,
+) -> None:
     await here.start(plan("a1"), fence(1))
     await here.hear(EngineReady)
     await here.withdraw("slot-1", present=False)
@@ -242,7 +244,7 @@ async def test_two_workers_start_one_plan_as_a_gang_and_one_lost_rank_takes_both
     assert here.engine_pids() == []
 
 
-async def test_a_worker_that_stops_ends_its_engines_and_leaves_the_fleet(tmp_path: Path) -> None:
+async def test_a_worker_that_stops_ends_its_engines_and_places_nothing_more(tmp_path: Path) -> None:
     async with site(tmp_path) as here:
         await here.open()
         await here.start(plan("a0"), fence(1))

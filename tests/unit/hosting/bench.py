@@ -30,7 +30,7 @@ from flexpipe.kernel.machine import (
 )
 from flexpipe.model.deployment import EngineSettings, ModelRef
 from flexpipe.model.fence import Fence
-from flexpipe.model.fleet import Device, DeviceRef, Node
+from flexpipe.model.fleet import Device, DeviceRef, Host, Node
 from flexpipe.model.plan import LayerRange, Plan, Stage
 
 GB = 1_000_000_000
@@ -162,9 +162,13 @@ class Bench:
     def drain(self, wanted: Plan, at: Fence) -> list[Effect]:
         return self.tell(DrainPlan(node=self.name, fence=at, plan=wanted.id, limit_s=10.0))
 
-    def withdraw(self, device: str, *, present: bool = False) -> list[Effect]:
+    def withdraw(
+        self, device: str, *, present: bool = False, at_once: bool = False
+    ) -> list[Effect]:
         return self.tell(
-            WithdrawDevice(node=self.name, fence=fence(0), device=device, present=present)
+            WithdrawDevice(
+                node=self.name, fence=fence(0), device=device, present=present, at_once=at_once
+            )
         )
 
     def run(self, wanted: Plan, at: Fence, **fields: Any) -> str:
@@ -206,11 +210,10 @@ def only(gathered: list[Effect], kind: type[Said]) -> Said:
 
 
 def declared(gathered: list[Effect]) -> list[str]:
-    """Devices of the last node key written."""
-    value = asked(gathered, Put)[-1].value
-    return (
-        [] if value is None else [each.device for each in Node.model_validate_json(value).devices]
-    )
+    """Devices of the last host key written."""
+    put = asked(gathered, Put)[-1]
+    assert put.bucket == "hosts"
+    return [] if put.value is None else list(Host.model_validate_json(put.value).devices)
 
 
 def spans(gathered: list[Effect]) -> list[Span]:

@@ -193,7 +193,7 @@ def test_two_workers_of_one_name_are_found_out() -> None:
         worker.open()
 
 
-def test_a_withdrawn_device_leaves_the_fleet_at_once_and_its_plans_soon_after() -> None:
+def test_a_withdrawn_device_is_closed_at_once_and_its_plans_end_soon_after() -> None:
     worker = bench()
     wanted = plan("a0+a1")
     group = worker.run(wanted, fence(1))
@@ -205,6 +205,46 @@ def test_a_withdrawn_device_leaves_the_fleet_at_once_and_its_plans_soon_after() 
     assert one(told, effects.StopRanks).grace_s == 0
     worker.feed(inputs.RanksGone(group=group))
     assert only(worker.start(wanted, fence(2)), EngineFailed).reason == "node-a/slot-1 is withdrawn"
+
+
+def test_what_runs_on_a_device_that_is_gone_already_is_killed_at_once() -> None:
+    worker = bench()
+    group = worker.run(plan("a0+a1"), fence(1))
+    told = worker.withdraw("slot-1", at_once=True)
+    assert declared(told) == ["slot-0"]
+    assert only(told, EngineLost).reason == "node-a/slot-1 was withdrawn"
+    ended = one(told, effects.StopRanks)
+    assert (ended.group, ended.grace_s) == (group, 0)
+
+
+def test_a_device_that_goes_within_its_grace_takes_its_plans_with_it_at_once() -> None:
+    worker = bench()
+    worker.run(plan("a0"), fence(1))
+    assert asked(worker.withdraw("slot-0"), effects.StopRanks) == []
+    assert one(worker.withdraw("slot-0", at_once=True), effects.StopRanks).grace_s == 0
+    assert asked(worker.pass_time(5), effects.StopRanks) == []
+
+
+def test_an_engine_that_is_ending_gets_no_grace_on_a_device_that_is_gone() -> None:
+    worker = bench()
+    wanted = plan("a0")
+    group = worker.run(wanted, fence(1))
+    assert one(worker.stop(wanted, fence(2)), effects.StopRanks).grace_s > 0
+    assert one(worker.withdraw("slot-0", at_once=True), effects.StopRanks).grace_s == 0
+    assert only(worker.feed(inputs.RanksGone(group=group)), PlanStopped).fence == fence(2)
+
+
+def test_a_node_shows_no_life_before_it_is_open_nor_once_all_its_devices_are_withdrawn() -> None:
+    worker = Bench()
+    assert not worker.worker.beats
+    worker.open()
+    assert worker.worker.beats
+    worker.withdraw("slot-0")
+    assert worker.worker.beats
+    worker.withdraw("slot-1", at_once=True)
+    assert not worker.worker.beats
+    worker.withdraw("slot-0", present=True)
+    assert worker.worker.beats
 
 
 def test_a_device_that_comes_back_is_declared_once_nothing_of_before_is_on_it() -> None:
@@ -255,7 +295,7 @@ def test_a_new_worker_process_answers_for_a_stop_that_the_one_before_it_began() 
     assert only(Bench().open(kept), PlanStopped).fence == fence(2)
 
 
-def test_a_worker_that_is_stopped_ends_its_engines_and_leaves_the_fleet() -> None:
+def test_a_worker_that_is_stopped_ends_its_engines_and_leaves_no_key() -> None:
     worker = bench()
     group = worker.run(plan("a0"), fence(1))
     told = worker.feed(inputs.Closing())
