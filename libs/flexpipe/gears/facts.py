@@ -8,8 +8,6 @@ from typing import Any
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import ModelFacts
 
-BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 
 def facts_of(config: Mapping[str, Any], *, weights_bytes: int) -> ModelFacts:
     """Facts from a parsed `config.json`; `weights_bytes` is the size of the weights as they are served.
@@ -43,11 +41,6 @@ def facts_of(config: Mapping[str, Any], *, weights_bytes: int) -> ModelFacts:
         tied_embeddings=bool(tied),
         architecture=str(architectures[0]),
     )
-
-
-def kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
-    """Bytes of KV cache one token takes over all layers and heads (GQA/MHA): 2 × layers × KV heads × head dim."""
-    return 2 * facts.layers * facts.kv_heads * facts.head_dim * BYTES_OF_DTYPE[dtype]
 
 
 def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:

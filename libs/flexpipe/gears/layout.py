@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from flexpipe.gears.facts import kv_bytes_per_token
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment, ModelFacts
-from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.plan import CommunicationGroup, KvShard, LayerRange, Plan, Stage
+from flexpipe.performance.memory import kv_bytes_per_token
 
 KNOWN_TIED_UNDER_PP = ("LlamaForCausalLM",)
 """Architectures whose tied checkpoints crash stock SGLang 0.5.23 under pipeline parallelism (no lm_head on a stage)."""
+
+
+NO_FLEET = Fleet()
 
 
 def check_width(facts: ModelFacts, tp: int) -> None:
@@ -78,6 +81,7 @@ def build_plan(
     pp: int,
     devices: Sequence[DeviceRef],
     counts: Sequence[int] | None = None,
+    fleet: Fleet = NO_FLEET,
 ) -> Plan:
     """A plan over `devices` in global rank order. Raises InvalidInput naming what does not divide or fit."""
     facts = facts_in(deployment)

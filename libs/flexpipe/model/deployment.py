@@ -47,6 +47,9 @@ class EngineSettings(Frozen):
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     rank_overhead_bytes: Annotated[int, Field(gt=0)] = 1_500_000_000
     performance: str | None = None  # the emulated engine's table: a TOML file, or `roofline`
+    # Cold start, where it is known: declared, or of the emulated engine's table. Without it, it is reckoned.
+    start_s: Annotated[float, Field(ge=0, le=3600)] | None = None
+    load_gb_s: Annotated[float, Field(gt=0, le=1000)] = 1.0  # at which a node reads weights
     time_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0
     flags: tuple[str, ...] = ()
 

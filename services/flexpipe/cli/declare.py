@@ -10,9 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from flexpipe.engines.registry import ENGINES
-from flexpipe.gears.facts import BYTES_OF_DTYPE, facts_of
+from flexpipe.gears.facts import facts_of
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment, ModelFacts
+from flexpipe.performance.memory import BYTES_OF_DTYPE
 
 LARGEST_FILE_BYTES = 1 << 20
 """A deployment file is a page; anything larger is some other file."""

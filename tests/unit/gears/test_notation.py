@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flexpipe.gears.facts import facts_of, kv_bytes_per_token
+from flexpipe.gears.facts import facts_of
 from flexpipe.gears.notation import resolve_gear
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment, EngineSettings, ModelRef
 from flexpipe.model.fleet import Device, DeviceRef, Fleet, Node
 from flexpipe.model.gear import EMPTY_GEAR
+from flexpipe.performance.memory import kv_bytes_per_token
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
