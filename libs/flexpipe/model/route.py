@@ -36,11 +36,16 @@ class RoutedPlan(Frozen):
 
 
 class Pin(Frozen):
-    """Automation is off for this deployment."""
+    """Automation is off for this deployment.
+
+    `downshift`: id of the message that pulled the hatch; while the pin stands, the executor keeps the baseline in
+    force. None: it holds the automation and wants nothing.
+    """
 
     reason: str
     by: str
     at_s: float
+    downshift: str | None = None
 
 
 class RouteEntry(Frozen):

@@ -35,7 +35,9 @@ EXECUTOR: Final = "executor"
 EXECUTOR_HEARS: Final = tuple(
     Hearing(said.message) for said in catalog.MESSAGES if EXECUTOR in said.hears
 )
-EXECUTOR_WATCHES: Final = ("deployments", "routes", "shifts", "reservations", "fleet", "roster")
+EXECUTOR_WATCHES: Final = (
+    *("deployments", "routes", "shifts", "reservations", "fleet", "roster", "baselines"),
+)
 
 
 class Host(Protocol):

@@ -290,6 +290,7 @@ class World:
             message=message.message,
             message_id=message.message_id,
             traceparent=message.traceparent,
+            sent_at_s=self.now_s,
         )
         hearing = [m for m in self.mounts.values() if m.hears_message(message.type, message.key)]
         for mounted in hearing:

@@ -21,7 +21,9 @@ from flexpipe.telemetry.tracing import OtlpSpans
 from flexpipe.transitions.machine import Executor
 
 HEARS: Final = tuple(Hearing(said.message) for said in catalog.MESSAGES if "executor" in said.hears)
-WATCHES: Final = ("deployments", "fleet", "reservations", "roster", "routes", "shifts")
+WATCHES: Final = (
+    *("baselines", "deployments", "fleet", "reservations", "roster", "routes", "shifts"),
+)
 
 _LOG = logging.getLogger(__name__)
 
