@@ -77,12 +77,12 @@ class Worker:
 
     @property
     def beats(self) -> bool:
-        """Whether its node shows signs of life: not before it is open, nor once every device was withdrawn.
+        """Whether its node shows signs of life: while it is open, unless every device was withdrawn.
 
         A node that an emulated fleet has failed is as silent as a dead one.
         """
         memory = self._memory
-        if memory.node is None:
+        if memory.node is None or memory.closing:
             return False
         return any(each.device not in memory.withdrawn for each in memory.node.devices)
 

@@ -26,6 +26,7 @@ from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.errors import Unavailable
 from flexpipe.telemetry.health import Readiness, serving_health
 from flexpipe.telemetry.tracing import OtlpSpans
+from flexpipe.worker.beating import beating
 from flexpipe.worker.files import owned
 from flexpipe.worker.hands import Hands
 from flexpipe.worker.processes import Processes
@@ -66,6 +67,8 @@ async def _run(settings: Settings, stop: asyncio.Event, processes: Processes) ->
         bus = await stack.enter_async_context(
             connect(settings.bus, service="worker", name=settings.node)
         )
+        worker = Worker()
+        await stack.enter_async_context(beating(bus, worker, settings.node))
         http = await stack.enter_async_context(engine_http())
         spans = await stack.enter_async_context(SpanLog(bus, also=otlp))
         hands = await stack.enter_async_context(
@@ -73,7 +76,7 @@ async def _run(settings: Settings, stop: asyncio.Event, processes: Processes) ->
         )
         shell = MachineShell(
             bus,
-            machine=Worker(),
+            machine=worker,
             service="worker",
             name=settings.node,
             hears=tuple(Hearing(command, key=settings.node) for command in COMMANDS),

@@ -67,7 +67,12 @@ class Hands:
     ) -> None:
         for task in self._running.values():
             task.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            # What went wrong leaves as itself: whoever runs a service knows one error, not a group of one.
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise group.exceptions[0] from None
 
     async def empty(self) -> None:
         """Returns when no group is left."""

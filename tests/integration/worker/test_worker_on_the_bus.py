@@ -7,14 +7,16 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from flexpipe.bus import Hearing, connect
 from flexpipe.engines.client import EngineClient, GateClosed, engine_http
 from flexpipe.engines.generation import GatePass, SamplingParams
+from flexpipe.events.fleet import HostHeartbeat
 from flexpipe.events.plan import (
     CommandSuperseded,
     EngineFailed,
@@ -26,6 +28,7 @@ from flexpipe.events.plan import (
     PlanStuck,
     PlanWarmed,
 )
+from flexpipe.hosting.memory import HostingLimits
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import EngineSettings, ModelRef
 from flexpipe.testing.nats import until
@@ -210,6 +213,51 @@ async def test_nothing_can_be_placed_on_a_withdrawn_device_and_what_runs_there_i
         return await here.devices() == ["slot-0", "slot-1"]
 
     await here.until(returned)
+
+
+async def test_a_device_that_is_gone_already_takes_its_engines_without_grace(
+    tmp_path: Path,
+) -> None:
+    async with site(tmp_path) as here:
+        await here.open(limits=HostingLimits(withdraw_grace_s=60.0))
+        await here.start(plan("a0+a1"), fence(1))
+        await here.hear(EngineReady)
+        await here.withdraw("slot-1", present=False, at_once=True)
+        (lost,) = await here.hear(EngineLost)
+        assert lost.reason == "node-a/slot-1 was withdrawn"
+        await until(lambda: here.engine_pids() == [])
+        assert await here.devices() == ["slot-0"]
+
+
+async def test_a_worker_beats_twice_a_second_until_its_node_has_failed(tmp_path: Path) -> None:
+    async with (
+        site(tmp_path) as here,
+        connect(here.server.settings("monitor"), service="monitor", name="main") as monitor,
+        monitor.overhear([Hearing(HostHeartbeat)]) as signs,
+    ):
+        await here.open()
+        beats = [await asyncio.wait_for(anext(signs), 5) for _ in range(4)]
+        assert {beat.message for beat in beats} == {'{"node":"node-a"}'}
+        for slot in ("slot-0", "slot-1"):
+            await here.withdraw(slot, present=False, at_once=True)
+
+        async def nothing_placeable() -> bool:
+            return await here.devices() == []
+
+        await here.until(nothing_placeable)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(anext(signs), 0.7)  # it was on its way
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(signs), 1.5)
+        await here.withdraw("slot-0", present=True)
+        await asyncio.wait_for(anext(signs), 5)
+
+
+async def test_a_node_name_that_is_too_long_for_a_beat_is_one_line(tmp_path: Path) -> None:
+    name = "n" * 63
+    async with site(tmp_path, name) as here:
+        with pytest.raises(InvalidInput, match="at most 60 bytes of JSON: use a shorter name"):
+            await asyncio.wait_for(serve(here.settings(name), asyncio.Event()), 30)
 
 
 async def test_two_workers_start_one_plan_as_a_gang_and_one_lost_rank_takes_both(

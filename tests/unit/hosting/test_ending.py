@@ -234,7 +234,7 @@ def test_an_engine_that_is_ending_gets_no_grace_on_a_device_that_is_gone() -> No
     assert only(worker.feed(inputs.RanksGone(group=group)), PlanStopped).fence == fence(2)
 
 
-def test_a_node_shows_no_life_before_it_is_open_nor_once_all_its_devices_are_withdrawn() -> None:
+def test_a_node_shows_life_while_its_worker_is_open_unless_all_its_devices_are_withdrawn() -> None:
     worker = Bench()
     assert not worker.worker.beats
     worker.open()
@@ -245,6 +245,8 @@ def test_a_node_shows_no_life_before_it_is_open_nor_once_all_its_devices_are_wit
     assert not worker.worker.beats
     worker.withdraw("slot-0", present=True)
     assert worker.worker.beats
+    worker.feed(inputs.Closing())
+    assert not worker.worker.beats
 
 
 def test_a_device_that_comes_back_is_declared_once_nothing_of_before_is_on_it() -> None:
