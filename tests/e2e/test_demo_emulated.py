@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from e2e.story import assert_every_decision_replays, run_demo
-from flexpipe.cli.ports import free_port
+from flexpipe.cli.ports import instance_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -50,7 +50,7 @@ def test_an_instance_that_was_killed_leaves_nothing_running_and_its_folder_serve
     tmp_path: Path,
 ) -> None:
     for _ in range(2):
-        with _up(tmp_path) as process:
+        with instance_ports(1) as ports, _up(tmp_path, ports.service()) as process:
             process.kill()
         gone_s = (
             time.monotonic() + 40.0
@@ -60,7 +60,7 @@ def test_an_instance_that_was_killed_leaves_nothing_running_and_its_folder_serve
             psutil.wait_procs(_processes(tmp_path), timeout=1.0)
 
 
-def _up(home: Path) -> subprocess.Popen[str]:
+def _up(home: Path, port: int) -> subprocess.Popen[str]:
     """`flexpipe up` in a folder, once it says that it is ready."""
     process = subprocess.Popen(
         [
@@ -72,7 +72,7 @@ def _up(home: Path) -> subprocess.Popen[str]:
             "--engine",
             "emulated",
             "--port",
-            str(free_port()),
+            str(port),
         ],
         env={**os.environ, "FLEXPIPE_HOME": str(home)},
         stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -49,6 +50,7 @@ class EmbeddedServer:
 
     def __init__(self, data_dir: Path, port: int, monitor_port: int, users: dict[str, str]) -> None:
         self.data_dir = data_dir
+        self.name = f"flexpipe-{secrets.token_hex(4)}"  # tells ours from another on the same port
         self.url = f"nats://{HOST}:{port}"
         self.monitor_url = f"http://{HOST}:{monitor_port}"
         self._users = users
@@ -119,9 +121,12 @@ class EmbeddedServer:
             raise Unavailable(f"NATS did not start: {self._last_words()}")
         try:
             answer = await http.get(f"{self.monitor_url}/healthz")
-        except httpx.HTTPError:
+            if answer.status_code != httpx.codes.OK:
+                return False
+            told = (await http.get(f"{self.monitor_url}/varz")).json()
+        except (httpx.HTTPError, ValueError):
             return False
-        return answer.status_code == 200
+        return isinstance(told, dict) and told.get("server_name") == self.name
 
     def _last_words(self) -> str:
         try:
@@ -162,7 +167,7 @@ async def _started(
     for tries_left in reversed(range(PORT_TRIES)):
         ports = (_port("port", wanted[0]), _port("monitor_port", wanted[1]))
         server = EmbeddedServer(data_dir, *ports, users)
-        config = server_config(data_dir, *ports, users, own)
+        config = server_config(data_dir, *ports, users, own) | {"server_name": server.name}
         _write_private(data_dir / CONFIG_FILE, json.dumps(config, indent=1))
         told = {"url": server.url, "monitor_url": server.monitor_url, "users": users}
         _write_private(data_dir / USERS_FILE, json.dumps(told))

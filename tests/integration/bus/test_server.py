@@ -10,13 +10,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from flexpipe.bus import connect
+from flexpipe.bus import server as server_module
 from flexpipe.bus.link import Link
 from flexpipe.bus.server import embedded_server, settings_from
 from flexpipe.bus.streams import declare, wanted
 from flexpipe.kernel.errors import InvalidInput, Unavailable
 from flexpipe.kernel.machine import Put
+from flexpipe.telemetry.health import serving
 
 pytestmark = pytest.mark.processes
 
@@ -127,8 +133,44 @@ async def test_settings_of_nobody_name_who_there_is(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="run `flexpipe up` there first"):
         settings_from(tmp_path, "executor")
     async with embedded_server(tmp_path):
-        with pytest.raises(InvalidInput, match="one of admin, executor"):
+        with pytest.raises(InvalidInput, match="one of admin, agent"):
             settings_from(tmp_path, "somebody")
+
+
+@pytest.mark.parametrize("field", ["port", "monitor_port"])
+async def test_a_port_that_another_program_took_meanwhile_is_chosen_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    async def healthy(request: Request) -> Response:
+        return JSONResponse({"server_name": "another"})  # as another NATS would
+
+    pages = Starlette(routes=[Route("/healthz", healthy), Route("/varz", healthy)])
+    choose, chosen = server_module._port, list[str]()
+    taken = choose(field, None)
+
+    def grabbed(which: str, wanted: int | None) -> int:
+        chosen.append(which)
+        return taken if which == field and chosen.count(field) == 1 else choose(which, wanted)
+
+    monkeypatch.setattr(server_module, "_port", grabbed)
+    async with serving(pages, "127.0.0.1", taken), embedded_server(tmp_path) as server:
+        assert str(taken) not in server.url + server.monitor_url
+        async with connect(server.settings("executor"), service="executor", name="main") as bus:
+            assert await bus.echo() < 1
+    assert chosen.count(field) == 2
+
+
+async def test_a_port_that_was_asked_for_is_not_exchanged_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = (taken.getsockname()[1], server_module._port("monitor_port", None))
+        monkeypatch.setattr(server_module, "_port", lambda _, wanted: wanted)
+        with pytest.raises(Unavailable, match="address already in use"):
+            async with embedded_server(tmp_path, port=ports[0], monitor_port=ports[1]):
+                pass
 
 
 async def test_servers_started_at_once_find_ports_of_their_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from starlette.applications import Starlette
@@ -10,14 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from flexpipe.cli.ports import free_port
+from flexpipe.cli.ports import instance_ports
 from flexpipe.kernel.errors import Unavailable
 from flexpipe.telemetry import health
 from flexpipe.telemetry.health import serving
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that is this test's alone."""
+    with instance_ports(1) as ports:
+        yield ports.service()
+
+
 async def test_a_request_that_does_not_end_is_cut_off_at_the_stop(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     monkeypatch.setattr(health, "STOP_LIMIT_S", 0.2)
     begun = asyncio.Event()
@@ -27,7 +35,6 @@ async def test_a_request_that_does_not_end_is_cut_off_at_the_stop(
         await asyncio.Event().wait()
         return Response()
 
-    port = free_port()
     before = asyncio.all_tasks()
     async with asyncio.timeout(20):
         async with serving(Starlette(routes=[Route("/", endless)]), "127.0.0.1", port):
@@ -39,8 +46,7 @@ async def test_a_request_that_does_not_end_is_cut_off_at_the_stop(
     writer.close()
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    port = free_port()
+async def test_a_port_that_is_taken_is_named(port: int) -> None:
     async with serving(Starlette(), "127.0.0.1", port):
         with pytest.raises(Unavailable, match=f"port {port} on 127.0.0.1"):
             async with serving(Starlette(), "127.0.0.1", port):
