@@ -42,9 +42,13 @@ from flexpipe.fragments.links import Link, fabrics_of, require_symmetry
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.fleet import Device, DeviceRef, LinkKind
 from flexpipe.model.names import DeviceId, Name
+from flexpipe.performance.devices import DEVICES
 
 LARGEST_FLEET: Final = 4096
 """Devices of one file. A larger number is a slip of the pen, and would be held in memory several times over."""
+
+KNOWN: Final[Mapping[str, int]] = {name: facts.memory_bytes for name, facts in DEVICES.items()}
+"""Bytes of memory by GPU model."""
 
 GB: Final = 1_000_000_000
 
@@ -141,7 +145,7 @@ class _File(_Table):
     reservations: list[_Reservation] = []
 
 
-def read_fleet(text: str, where: str, known: Mapping[str, int]) -> FleetSpec:
+def read_fleet(text: str, where: str, known: Mapping[str, int] = KNOWN) -> FleetSpec:
     """The fleet that a file's text declares. `where` names it in errors; `known` gives bytes of memory by GPU model.
 
     Raises InvalidInput with one line.

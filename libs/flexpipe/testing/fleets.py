@@ -12,15 +12,9 @@ from flexpipe.events.fleet import Fabric
 from flexpipe.fragments.blocks import with_blocks
 from flexpipe.fragments.declared import FleetSpec, NodeSpec
 from flexpipe.model.fleet import Device, DeviceRef, Fleet, LinkKind, Node
+from flexpipe.performance.devices import device_facts
 
 GB: Final = 1_000_000_000
-
-MEMORY_BYTES: Final = {
-    "H100-SXM5-80GB": 80 * GB,
-    "A100-SXM4-80GB": 80 * GB,
-    "L40S": 48 * GB,
-}
-"""Nominal, as the vendors' sheets say."""
 
 FIRST_PORT: Final = 31_000
 PORTS_A_NODE: Final = 512
@@ -48,7 +42,7 @@ def fleet_of(spec: FleetSpec) -> Fleet:
 
 
 def twenty_seven() -> Fleet:
-    """12 H100 in one NVSwitch domain `a`; 9 A100: `b1` and `b2` of four, `b3` alone; 6 L40S in pairs `c1`, `c2`, `c3`."""
+    """12 H100 in one NVSwitch domain `a`; 9 A100: `b1`, `b2` of four, `b3` alone; 6 L40S in pairs `c1`, `c2`, `c3`."""
     return fleet_of(twenty_seven_spec())
 
 
@@ -120,7 +114,12 @@ def _node(
     name: str, rack: str, model: str, count: int, fabrics: Iterable[tuple[str, LinkKind, float]]
 ) -> NodeSpec:
     devices = tuple(
-        Device(device=f"g{i}", kind="emulated", memory_bytes=MEMORY_BYTES[model], model=model)
+        Device(
+            device=f"g{i}",
+            kind="emulated",
+            memory_bytes=device_facts(model).memory_bytes,
+            model=model,
+        )
         for i in range(count)
     )
     ids = tuple(device.device for device in devices)
