@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Coroutine
-from datetime import UTC, datetime
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.text import Text
 
 from flexpipe.cli import looking, ordering, views
 from flexpipe.cli.context import operator_bus
 from flexpipe.cli.declare import read_deployment
 from flexpipe.cli.embedded import Embedded, run_up
+from flexpipe.cli.fleetcommands import fleet_app
+from flexpipe.cli.loopcommands import loop_app
+from flexpipe.cli.options import SHIFT_LIMIT_S, AsJson, OfDeployment, run
 from flexpipe.cli.printing import console, event_line, finish, show, teller
 from flexpipe.kernel.errors import FlexPipeError, InvalidInput
-from flexpipe.model.fleet import DeviceRef
-
-SHIFT_LIMIT_S = 900.0
-"""`--wait` gives up after this: longer than every step limit together at their defaults."""
 
 app = typer.Typer(
     name="flexpipe",
@@ -31,15 +27,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-fleet_app = typer.Typer(help="Devices: take one away, give it back.", no_args_is_help=True)
 journal_app = typer.Typer(help="The input journal of deciding machines.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(loop_app)
 app.add_typer(journal_app, name="journal")
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-OfDeployment = Annotated[
-    str | None, typer.Option("--deployment", "-d", help="Of this deployment only.")
-]
 
 
 @app.command()
@@ -52,7 +43,7 @@ def apply(
     """Declare a deployment; where it does not serve yet, start it on its baseline."""
     deployment = read_deployment(file)
 
-    async def run() -> None:
+    async def work() -> None:
         async with operator_bus() as bus:
             changed = await ordering.store_deployment(bus, deployment)
             serving = any(
@@ -79,7 +70,7 @@ def apply(
             )
             finish(told, as_json=as_json)
 
-    _run(run())
+    run(work())
 
 
 @app.command()
@@ -116,9 +107,9 @@ def shift(
             finish(told, as_json=as_json)
 
     if to is not None:
-        _run(order(to))
+        run(order(to))
     elif which.isdecimal():
-        _run(look(int(which)))
+        run(look(int(which)))
     else:
         raise InvalidInput("shift", which, "add --to GEAR, or give the number of a shift")
 
@@ -132,7 +123,7 @@ def stop(
 ) -> None:
     """Stop serving a deployment: running sequences finish, later requests are refused."""
 
-    async def run() -> None:
+    async def work() -> None:
         async with operator_bus() as bus:
             told = await ordering.order_shift(
                 bus,
@@ -144,34 +135,34 @@ def stop(
             )
             finish(told, as_json=as_json)
 
-    _run(run())
+    run(work())
 
 
 @app.command()
 def status(*, as_json: AsJson = False) -> None:
     """What serves now, and what each device holds."""
 
-    async def run() -> None:
+    async def work() -> None:
         async with operator_bus() as bus:
             routes = await looking.read_routes(bus)
             fleet = await looking.read_fleet(bus)
             held = await looking.read_reservations(bus)
         document = {"routes": routes, "fleet": fleet, "reservations": held}
-        show(document, views.status_view(routes, fleet, held), as_json=as_json)
+        show(document, views.status_view(routes, fleet, held, time.time()), as_json=as_json)
 
-    _run(run())
+    run(work())
 
 
 @app.command()
 def shifts(deployment: OfDeployment = None, *, as_json: AsJson = False) -> None:
     """All shifts, oldest first."""
 
-    async def run() -> None:
+    async def work() -> None:
         async with operator_bus() as bus:
             records = await looking.read_shifts(bus, deployment)
         show({"shifts": records}, views.shifts_view(records), as_json=as_json)
 
-    _run(run())
+    run(work())
 
 
 @app.command()
@@ -183,18 +174,18 @@ def events(
 ) -> None:
     """The event log, a line each."""
 
-    async def run() -> None:
-        since_s = datetime.now(UTC).timestamp() - minutes * 60
+    async def work() -> None:
+        since_s = time.time() - minutes * 60
         async with operator_bus() as bus:
             if follow:
                 async with bus.listen(looking.logged_events(), since_s=since_s) as deliveries:
                     async for delivered in deliveries:
-                        event_line(delivered.type, delivered.message, as_json=as_json)
+                        event_line(delivered, as_json=as_json)
             else:
                 async for delivered in looking.history(bus, looking.logged_events(), since_s):
-                    event_line(delivered.type, delivered.message, as_json=as_json)
+                    event_line(delivered, as_json=as_json)
 
-    _run(run())
+    run(work())
 
 
 @app.command()
@@ -206,7 +197,7 @@ def trace(
 ) -> None:
     """The one trace of a shift, as a tree."""
 
-    async def run() -> None:
+    async def work() -> None:
         async with operator_bus() as bus:
             record = await looking.read_shift(bus, number, deployment)
             spans = await looking.read_spans(bus, record.order.trace_id)
@@ -216,7 +207,7 @@ def trace(
             as_json=as_json,
         )
 
-    _run(run())
+    run(work())
 
 
 @app.command(name="run")
@@ -246,7 +237,7 @@ def up(
     async def deploy(instance: Embedded) -> None:
         await deploy_example(engine, instance, console.print)
 
-    _run(run_up(engine, console, port=port, deploy=deploy))
+    run(run_up(engine, console, port=port, deploy=deploy))
 
 
 @app.command()
@@ -258,7 +249,7 @@ def demo(
     """A live gear shift under running streams, and the account of it."""
     from flexpipe.cli.demo import run_demo  # noqa: PLC0415
 
-    raise typer.Exit(_run(run_demo(engine, console, as_json=as_json)))
+    raise typer.Exit(run(run_demo(engine, console, as_json=as_json)))
 
 
 @app.command()
@@ -280,22 +271,6 @@ def schemas(
         )
 
 
-@fleet_app.command()
-def take(
-    device: Annotated[str, typer.Argument(help="node/device")], *, as_json: AsJson = False
-) -> None:
-    """Take a device away, as a preemption does."""
-    _run(_set_device(device, present=False, as_json=as_json))
-
-
-@fleet_app.command()
-def give(
-    device: Annotated[str, typer.Argument(help="node/device")], *, as_json: AsJson = False
-) -> None:
-    """Give a device back."""
-    _run(_set_device(device, present=True, as_json=as_json))
-
-
 @journal_app.command()
 def export(
     service: Annotated[str, typer.Argument(help="executor, router or worker.")],
@@ -307,13 +282,13 @@ def export(
     """Write the journal of one machine to a file."""
     from flexpipe.cli.replaying import export_file  # noqa: PLC0415 - machines load much that other commands do not
 
-    async def run() -> None:
+    async def work() -> None:
         async with operator_bus() as bus:
             lines = await export_file(bus, service, name, file)
         document = {"lines": lines, "file": str(file.absolute())}
         show(document, Text(f"{lines} lines → {file}"), as_json=as_json)
 
-    _run(run())
+    run(work())
 
 
 @app.command()
@@ -331,25 +306,6 @@ def replay(
     )
     if report.differing:
         raise typer.Exit(1)
-
-
-async def _set_device(text: str, *, present: bool, as_json: bool) -> None:
-    node, _, device = text.partition("/")
-    try:
-        ref = DeviceRef(node=node, device=device)
-    except ValidationError as error:
-        raise InvalidInput("device", text, "write it as node/device") from error
-    async with operator_bus() as bus:
-        fleet = await looking.read_fleet(bus)
-        if not any(each.node == node for each in fleet.nodes):
-            raise InvalidInput("device", text, "no such node; see `flexpipe status`")
-        await ordering.set_device(bus, ref, present=present)
-    said = f"{ref} {'given back' if present else 'taken away'}"
-    show({"device": str(ref), "present": present}, said, as_json=as_json)
-
-
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(coroutine)
 
 
 def main() -> None:

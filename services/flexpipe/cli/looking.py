@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -11,16 +12,19 @@ from flexpipe.bus.hearing import Hearing, filters_of, stream_of
 from flexpipe.bus.reading import read_stream
 from flexpipe.events import catalog
 from flexpipe.events.catalog import Lane, first_fault
+from flexpipe.events.message import Message
+from flexpipe.events.planning import Baseline
 from flexpipe.events.trace import SpanEnded
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.frozen import Frozen
 from flexpipe.kernel.machine import Delivered, Entry, Span
 from flexpipe.model.deployment import Deployment
-from flexpipe.model.fleet import Fleet, Node
+from flexpipe.model.fleet import Fleet, Host, Node
 from flexpipe.model.route import RouteEntry
 from flexpipe.model.shift import DeviceReservations, ShiftRecord
 
 V = TypeVar("V", bound=Frozen)
+M = TypeVar("M", bound=Message)
 
 
 async def read_values(bus: Bus, bucket: str, cls: type[V]) -> tuple[V, ...]:
@@ -41,6 +45,15 @@ async def read_deployments(bus: Bus) -> tuple[Deployment, ...]:
     return await read_values(bus, "deployments", Deployment)
 
 
+async def declared(bus: Bus, name: str) -> Deployment:
+    """One declared deployment. Raises InvalidInput with the names that there are."""
+    deployments = {each.name: each for each in await read_deployments(bus)}
+    if name not in deployments:
+        known = ", ".join(sorted(deployments)) or "none yet"
+        raise InvalidInput("deployment", name, f"apply it first; there are: {known}")
+    return deployments[name]
+
+
 async def read_routes(bus: Bus) -> tuple[RouteEntry, ...]:
     """The gears in force."""
     return await read_values(bus, "routes", RouteEntry)
@@ -49,6 +62,16 @@ async def read_routes(bus: Bus) -> tuple[RouteEntry, ...]:
 async def read_fleet(bus: Bus) -> Fleet:
     """All nodes."""
     return Fleet(nodes=await read_values(bus, "fleet", Node))
+
+
+async def read_hosts(bus: Bus) -> tuple[Host, ...]:
+    """Where workers place engines."""
+    return await read_values(bus, "hosts", Host)
+
+
+async def read_baselines(bus: Bus) -> tuple[Baseline, ...]:
+    """What the hatch would force."""
+    return await read_values(bus, "baselines", Baseline)
 
 
 async def read_reservations(bus: Bus) -> tuple[DeviceReservations, ...]:
@@ -87,16 +110,56 @@ async def read_spans(bus: Bus, trace: str) -> tuple[Span, ...]:
 
 
 async def history(
-    bus: Bus, hears: tuple[Hearing, ...], since_s: float | None = None
+    bus: Bus,
+    hears: tuple[Hearing, ...],
+    since_s: float | None = None,
+    *,
+    newest_only: bool = False,
 ) -> AsyncIterator[Delivered]:
-    """What was said from `since_s` (epoch; None: from the beginning) to now, oldest first. Raises Unavailable."""
-    past = read_stream(bus.main, stream_of(hears), *filters_of(hears), since_s=since_s)
+    """What was said from `since_s` (epoch; None: from the beginning) to now, oldest first. Raises Unavailable.
+
+    `newest_only`: of each class and key the last one, whenever it was said.
+    """
+    past = read_stream(
+        bus.main,
+        stream_of(hears),
+        *filters_of(hears),
+        since_s=since_s,
+        newest_only=newest_only,
+    )
     async for stored in past:
         try:
-            said = open_envelope(stored.headers, stored.body, fallback_id=str(stored.sequence))
+            said = open_envelope(
+                stored.headers,
+                stored.body,
+                fallback_id=str(stored.sequence),
+                subject=stored.subject,
+                stored_at_s=stored.at_s,
+            )
         except InvalidInput:
             continue  # of another version, or nobody's
         yield said
+
+
+async def newest(bus: Bus, cls: type[M], deployment: str | None = None) -> tuple[M, ...]:
+    """The newest message of a class for each of its keys (or for one), sorted by key."""
+    hears = (Hearing(cls, key=deployment or "*"),)
+    found: dict[str, M] = {}
+    async for delivered in history(bus, hears, newest_only=True):
+        message = cls.model_validate_json(delivered.message)
+        found[message.bus_key()] = message
+    return tuple(found[key] for key in sorted(found))
+
+
+async def recent(
+    bus: Bus, cls: type[M], deployment: str | None, *, since_s: float, last: int
+) -> tuple[M, ...]:
+    """The last few messages of a class since a time, oldest first."""
+    hears = (Hearing(cls, key=deployment or "*"),)
+    kept: deque[M] = deque(maxlen=last)
+    async for delivered in history(bus, hears, since_s):
+        kept.append(cls.model_validate_json(delivered.message))
+    return tuple(kept)
 
 
 def logged_events() -> tuple[Hearing, ...]:

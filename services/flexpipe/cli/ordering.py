@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from flexpipe.bus.connection import Bus
 from flexpipe.bus.hearing import Hearing
-from flexpipe.cli.looking import read_deployments, read_fleet, read_reservations
+from flexpipe.cli.looking import declared, read_fleet, read_reservations
 from flexpipe.events import catalog, plan, shift
 from flexpipe.events.message import Message
 from flexpipe.events.outgoing import publish
 from flexpipe.gears.notation import resolve_gear
-from flexpipe.kernel.errors import InvalidInput, Refused, Unavailable
+from flexpipe.kernel.errors import Refused, Unavailable
 from flexpipe.kernel.ids import trace_id
 from flexpipe.kernel.machine import Delivered, Put
 from flexpipe.model.deployment import Deployment
@@ -58,14 +58,11 @@ async def store_deployment(bus: Bus, deployment: Deployment) -> bool:
 
 async def resolve(bus: Bus, name: str, notation: str) -> Gear:
     """The gear that the words name for a deployment, on the fleet and the reservations of this moment."""
-    deployments = {each.name: each for each in await read_deployments(bus)}
-    if name not in deployments:
-        known = ", ".join(sorted(deployments)) or "none yet"
-        raise InvalidInput("deployment", name, f"apply it first; there are: {known}")
+    deployment = await declared(bus, name)
     held: dict[DeviceRef, int] = {
         each.device: each.total_bytes for each in await read_reservations(bus)
     }
-    return resolve_gear(notation, deployments[name], await read_fleet(bus), held)
+    return resolve_gear(notation, deployment, await read_fleet(bus), held)
 
 
 @asynccontextmanager
@@ -81,16 +78,16 @@ async def ordered(
         deployment=deployment,
         target=target,
         trigger=trigger,
-        by=_whoever(),
+        by=whoever(),
         ordered_at_s=time.time(),
         trace_id=trace_id(deployment, order_id),
     )
     command = shift.OrderShift(
         order_id=order_id, order=order, seen=await _seen(bus, deployment, target)
     )
-    async with bus.listen(_about(deployment)) as deliveries:
+    async with bus.listen(about_shifts(deployment)) as deliveries:
         await bus.publish(publish(command, order_id))
-        told = _messages(deliveries)
+        told = messages_of(deliveries)
         yield await _accepted(told, order_id), told
 
 
@@ -124,13 +121,14 @@ async def until_outcome(
     )
 
 
-async def set_device(bus: Bus, ref: DeviceRef, *, present: bool) -> None:
-    """Tell a node's worker that a device is taken away or given back."""
+async def set_device(bus: Bus, ref: DeviceRef, *, present: bool, at_once: bool = False) -> None:
+    """Tell a node's worker that a device is taken away (`at_once`: what runs there is killed) or given back."""
     command = plan.WithdrawDevice(
         node=ref.node,
         fence=Fence(deployment="fleet", term=0, shift=0, step=0),
         device=ref.device,
         present=present,
+        at_once=at_once,
     )
     await bus.publish(publish(command, uuid.uuid4().hex))
 
@@ -159,7 +157,8 @@ async def _seen(bus: Bus, deployment: str, target: Gear) -> tuple[shift.Seen, ..
     )
 
 
-def _about(deployment: str) -> tuple[Hearing, ...]:
+def about_shifts(deployment: str) -> tuple[Hearing, ...]:
+    """Everything said on the event log about the shifts of a deployment."""
     return tuple(
         Hearing(said.message, key=deployment)
         for said in catalog.MESSAGES
@@ -167,7 +166,8 @@ def _about(deployment: str) -> tuple[Hearing, ...]:
     )
 
 
-async def _messages(deliveries: AsyncIterator[Delivered]) -> AsyncIterator[Message]:
+async def messages_of(deliveries: AsyncIterator[Delivered]) -> AsyncIterator[Message]:
+    """Deliveries as the messages they carry."""
     async for delivered in deliveries:
         yield catalog.parse(delivered.type, delivered.message)
 
@@ -189,7 +189,8 @@ async def _accepted(told: AsyncIterator[Message], order_id: str) -> shift.ShiftO
     )
 
 
-def _whoever() -> str:
+def whoever() -> str:
+    """Who types: what an order and a pin are signed with."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -14,9 +14,12 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from flexpipe.cli import ordering, views
+from flexpipe.cli.saying import sentence_of
+from flexpipe.events import catalog
 from flexpipe.events import shift as shift_events
 from flexpipe.events.message import Message
 from flexpipe.kernel.frozen import Frozen
+from flexpipe.kernel.machine import Delivered
 
 console = Console()
 
@@ -58,19 +61,19 @@ def finish(told: Message, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def event_line(type_: str, body: str, *, as_json: bool) -> None:
-    """One event of the log, one line."""
+def event_line(delivered: Delivered, *, as_json: bool) -> None:
+    """One event of the log, one line: when the bus took it, what it is, and what it says."""
+    body = json.loads(delivered.message)
     if as_json:
-        print(json.dumps({"type": type_, **json.loads(body)}))
-    else:
-        fields = " ".join(f"{name}={_brief(value)}" for name, value in json.loads(body).items())
-        line = Text.assemble((type_, "bold"), f" {fields}")
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _brief(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+        print(json.dumps({"type": delivered.type, "at_s": delivered.sent_at_s, **body}))
+        return
+    at_s = delivered.sent_at_s
+    line = Text.assemble(
+        "" if at_s is None else f"{views.clock_text(at_s)}  ",
+        (delivered.type, "bold"),
+        f"  {sentence_of(catalog.parse(delivered.type, delivered.message))}",
+    )
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 def show(document: Any, view: RenderableType | None = None, *, as_json: bool) -> None:

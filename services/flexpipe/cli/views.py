@@ -11,13 +11,15 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from flexpipe.cli import fleetview
+from flexpipe.cli.fleetview import holders, standing
 from flexpipe.kernel.machine import Span
-from flexpipe.model.fleet import Fleet
+from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.sequence import MovedSequence, Verdict
 from flexpipe.model.shift import DeviceReservations, Outcome, Phase, PhaseTiming, ShiftRecord
 
-NOTHING = "–"
+NOTHING = fleetview.NOTHING
 
 _STATE_STYLE = {
     PlanState.ACTIVE: "green",
@@ -33,10 +35,13 @@ _OUTCOME_STYLE = {
 
 
 def status_view(
-    entries: Sequence[RouteEntry], fleet: Fleet, held: Sequence[DeviceReservations]
+    entries: Sequence[RouteEntry],
+    fleet: Fleet,
+    held: Sequence[DeviceReservations],
+    now_s: float,
 ) -> RenderableType:
-    """What serves now, and what each device holds."""
-    return Group(_routes_table(entries), _devices_table(fleet, held))
+    """What serves now, how each device stands and what it holds."""
+    return Group(_routes_table(entries), _devices_table(fleet, held, now_s))
 
 
 def _routes_table(entries: Sequence[RouteEntry]) -> Table:
@@ -51,7 +56,7 @@ def _routes_table(entries: Sequence[RouteEntry]) -> Table:
                 entry.deployment,
                 routed.plan.id,
                 routed.plan.shape,
-                Text(routed.state, style=_STATE_STYLE[routed.state]),
+                plan_state_text(routed.state),
                 f"{routed.admit:g}",
                 where,
             )
@@ -71,21 +76,28 @@ def _notes(entry: RouteEntry) -> list[str]:
     return notes
 
 
-def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations]) -> Table:
-    table = Table(title="devices", title_justify="left")
-    for column in ("device", "kind", "memory GB", "reserved GB", "for"):
-        table.add_column(column, justify="right" if column.endswith("GB") else "left")
-    by_device = {str(each.device): each for each in held}
-    for ref in fleet.refs():
-        device = fleet.device(ref)
-        reserved = by_device.get(str(ref))
-        table.add_row(
-            str(ref),
-            device.kind if device else NOTHING,
-            f"{device.memory_bytes / 1e9:.2f}" if device else NOTHING,
-            f"{reserved.total_bytes / 1e9:.2f}" if reserved else "0.00",
-            ", ".join(f"{one.deployment} {one.plan}" for one in reserved.held) if reserved else "",
+def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations], now_s: float) -> Table:
+    table = Table(title=f"devices (fleet revision {fleet.revision})", title_justify="left")
+    for column in ("device", "model", "memory GB", "reserved GB", "state", "for"):
+        table.add_column(
+            column,
+            justify="right" if column.endswith("GB") else "left",
+            overflow="fold",
         )
+    by_device = holders(held)
+    for node in fleet.nodes:
+        for device in node.devices:
+            ref = DeviceRef(node=node.node, device=device.device)
+            reserved, stands = by_device.get(ref), standing(node, device, now_s)
+            holds = () if reserved is None else reserved.held
+            table.add_row(
+                str(ref),
+                device.model,
+                f"{device.memory_bytes / 1e9:.2f}",
+                f"{sum(one.bytes for one in holds) / 1e9:.2f}",
+                Text(stands.sentence, style=stands.style),
+                ", ".join(f"{one.deployment} {one.plan}" for one in holds),
+            )
     return table
 
 
@@ -213,6 +225,11 @@ def _bar(span: Span, whole: tuple[float, float]) -> str:
     first = min(int((span.start_s - start_s) * scale), BAR_COLUMNS - 1)
     last = max(first + 1, round((span.end_s - start_s) * scale))
     return " " * first + "━" * (last - first) + " " * (BAR_COLUMNS - last)
+
+
+def plan_state_text(state: PlanState) -> Text:
+    """The state of a plan in a route entry, coloured."""
+    return Text(state, style=_STATE_STYLE[state])
 
 
 def outcome_text(outcome: Outcome | None) -> Text:

@@ -19,8 +19,13 @@ from flexpipe.model.deployment import Deployment
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("fleet", "take", "Node_A!/cpu0"), "write it as node/device"),
-        (("fleet", "give", "cpu0"), "write it as node/device"),
+        (("fleet", "notice", "a1", "--in", "-1"), "seconds, from 0 to 86400"),
+        (("fleet", "degrade", "a1", "--factor", "30"), "above 0, and at most 1"),
+        (("fleet", "reserve", "a1", "--tenant", ""), "a name of 1 to 100 characters"),
+        (("declined", "--last", "0"), "from 1 to 1000"),
+        (("declined", "--minutes", "-1"), "the event log keeps 30 days"),
+        (("downshift", "No_Such!"), "apply it first"),
+        (("unpin", "toy", "--reason", "x" * 501), "at most 500 characters"),
         (("shift", "²"), "give the number of a shift"),
         (("apply", "-f", "/dev/zero"), "larger than"),
         (("replay", "/dev/null"), "first line of a run"),

@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 
 from flexpipe.cli import printing, views
 from flexpipe.events.shift import ShiftRolledBack
-from flexpipe.kernel.machine import Span
+from flexpipe.kernel.machine import Delivered, Span
 from flexpipe.model.gear import EMPTY_GEAR
 from flexpipe.model.sequence import MovedSequence, Verdict
 from flexpipe.model.shift import Outcome, Phase, PhaseTiming, ShiftOrder, ShiftRecord
@@ -140,6 +140,13 @@ def test_an_event_with_words_in_brackets_is_one_whole_line(
         deployment="smollm2", shift=3, gear="tp1", reason=BRACKETS, duration_s=1.0
     )
     printing.teller(as_json=False)(rolled_back)
-    printing.event_line("ShiftRolledBack", rolled_back.canonical_json(), as_json=False)
+    delivered = Delivered(
+        type="ShiftRolledBack",
+        message=rolled_back.canonical_json(),
+        message_id="m",
+        sent_at_s=3600.5,
+    )
+    printing.event_line(delivered, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert said.count(BRACKETS) == 2
+    assert "01:00:00.500 ShiftRolledBack smollm2 shift 3 rolled back after 1.0 s" in said
