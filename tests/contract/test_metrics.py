@@ -28,8 +28,9 @@ BOUNDED = {
     "outcome",
     "phase",
     "start_class",
+    "guard",
 }
-UNITS = ("_total", "_seconds", "_bytes", "_in_flight", "_parked")
+UNITS = ("_total", "_seconds", "_bytes", "_in_flight", "_parked", "_ratio")
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -1,1 +1,8 @@
-"""What a change costs and whether it is worth it: the brain of the estimator."""
+"""The estimator's brain: what a change of gear brings and costs, the gate it must pass, and the order that follows.
+
+`pricing` reckons, `guards` is the gate, `desk` what is remembered of a deployment, `estimator` the machine over them.
+"""
+
+from flexpipe.costing.estimator import Estimator
+
+__all__ = ["Estimator"]

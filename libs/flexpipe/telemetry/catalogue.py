@@ -15,6 +15,9 @@ LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 PHASES_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Buckets of a shift's phases, from a compare-and-set to the start of a large engine."""
 
+RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+"""Buckets of what was seen over what was predicted."""
+
 
 class Metric(Frozen):
     """One metric. Labels with a plan's id carry plans of route entries only and go when the plan goes."""
@@ -105,5 +108,31 @@ METRICS: tuple[Metric, ...] = (
         says="How long each phase of a closed shift lasted.",
         labels=("deployment", "phase", "start_class"),
         buckets=PHASES_S,
+    ),
+    Metric(
+        name="flexpipe_estimator_orders_total",
+        kind="counter",
+        says="Shifts that the estimator ordered.",
+        labels=("deployment",),
+    ),
+    Metric(
+        name="flexpipe_estimator_declines_total",
+        kind="counter",
+        says="Proposals that led to no order, by the guard that refused the best candidate.",
+        labels=("deployment", "guard"),
+    ),
+    Metric(
+        name="flexpipe_estimator_shift_time_ratio",
+        kind="histogram",
+        says="Time from order to commit over the time that was predicted.",
+        labels=("deployment", "start_class"),
+        buckets=RATIOS,
+    ),
+    Metric(
+        name="flexpipe_estimator_itl_ratio",
+        kind="histogram",
+        says="ITL as clients see it over what was predicted of the gear, one window after a shift.",
+        labels=("deployment",),
+        buckets=RATIOS,
     ),
 )

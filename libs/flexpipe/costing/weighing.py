@@ -1,0 +1,60 @@
+"""All candidates of a proposal with their prices, best first. Called by the estimator; the gate decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexpipe.costing.pricing import net_tokens, outlook_under, price
+from flexpipe.events.planning import CandidatesProposed
+from flexpipe.model.deployment import Deployment
+from flexpipe.model.outlook import Candidate, GearOutlook, Load, Price
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """One candidate. `load` is the window under which it pays least: `price` and `candidate.outlook` are for it."""
+
+    candidate: Candidate
+    load: Load
+    price: Price
+    expected: GearOutlook  # under the load that is expected to come
+    worth_tokens: float  # what is left of the gain there when the cost is taken `hysteresis` times
+
+
+def weigh(
+    proposal: CandidatesProposed, deployment: Deployment, loads: tuple[Load, ...]
+) -> tuple[Weighed, ...]:
+    """Prices under each load (the first is what is expected to come), and the order in which the gate is asked.
+
+    Ordered by worth under the expected load, ties by gear id: a load that has grown for good shows in the long window
+    late, and the gear that answers it should be the one for all of it. Raises InvalidInput where a plan cannot be
+    predicted.
+    """
+    factor = deployment.policy.hysteresis
+    currents = [_under(proposal.current, proposal, deployment, load) for load in loads]
+    weighed = []
+    for proposed in proposal.candidates:
+        candidates = [_under(proposed, proposal, deployment, load) for load in loads]
+        prices = [
+            price(deployment, load, current, candidate)
+            for load, current, candidate in zip(loads, currents, candidates, strict=True)
+        ]
+        worths = [net_tokens(each, factor) for each in prices]
+        least = worths.index(min(worths))
+        weighed.append(
+            Weighed(
+                candidate=candidates[least],
+                load=loads[least],
+                price=prices[least],
+                expected=candidates[0].outlook,
+                worth_tokens=worths[0],
+            )
+        )
+    return tuple(sorted(weighed, key=lambda each: (-each.worth_tokens, each.candidate.gear.id)))
+
+
+def _under(
+    candidate: Candidate, proposal: CandidatesProposed, deployment: Deployment, load: Load
+) -> Candidate:
+    """The planner's own outlook where the load is the one that it proposed for."""
+    return candidate if load == proposal.load else outlook_under(candidate, deployment, load)
