@@ -32,15 +32,10 @@ def check_layout(plan: Plan, model: ModelRef) -> None:
 
 
 def _check_nodes(plan: Plan) -> None:
-    """Each node carries the same number of ranks, in order: whole stages, or equal parts of one."""
-    nodes = plan.nodes
-    share, rest = divmod(plan.tp * plan.pp, len(nodes))
-    expected = [tuple(range(index * share, (index + 1) * share)) for index in range(len(nodes))]
-    whole = share % plan.tp == 0 or plan.tp % max(share, 1) == 0
-    if rest or not whole or [plan.ranks_on(node) for node in nodes] != expected:
+    if not plan.is_even_over_nodes:
         raise InvalidInput(
             "stages",
-            [len(plan.ranks_on(node)) for node in nodes],
+            [len(plan.ranks_on(node)) for node in plan.nodes],
             "over several nodes the ranks must be equal in number and consecutive on each: "
             "whole stages, or equal parts of one stage",
         )

@@ -1,21 +1,28 @@
-"""From a width, a depth and devices to a plan: divisibility, layer cut, memory of a rank, groups, KV partition."""
+"""From a width, a depth and devices to a plan: divisibility, layer cut, memory of a rank, groups, KV partition.
+
+Called by the gear modes, and by the planner for every layout it tries. It never looks at what is free or reserved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from typing import Final
 
+from flexpipe.gears.cutting import cut_layers, cut_layers_by_speed
+from flexpipe.gears.fitting import least_kv_tokens, may_claim, most_layers, rank_bytes
+from flexpipe.gears.paths import groups_of, require_tensor_groups
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment, ModelFacts
-from flexpipe.model.fleet import DeviceRef, Fleet
-from flexpipe.model.plan import CommunicationGroup, KvShard, LayerRange, Plan, Stage
-from flexpipe.performance.memory import kv_bytes_per_token
+from flexpipe.model.fleet import Device, DeviceRef, Fleet
+from flexpipe.model.plan import KvShard, LayerRange, Plan, Stage
+from flexpipe.performance.devices import device_facts
+from flexpipe.performance.memory import kv_tokens_left
 
-KNOWN_TIED_UNDER_PP = ("LlamaForCausalLM",)
+KNOWN_TIED_UNDER_PP: Final = ("LlamaForCausalLM",)
 """Architectures whose tied checkpoints crash stock SGLang 0.5.23 under pipeline parallelism (no lm_head on a stage)."""
 
-
-NO_FLEET = Fleet()
+NO_FLEET: Final = Fleet()
+UNKNOWN_MODEL: Final = "cpu"  # what a stage's device counts as where the fleet does not know it
 
 
 def check_width(facts: ModelFacts, tp: int) -> None:
@@ -41,39 +48,6 @@ def check_depth(facts: ModelFacts, pp: int) -> None:
         )
 
 
-def cut_layers(facts: ModelFacts, pp: int, counts: Sequence[int] | None) -> tuple[LayerRange, ...]:
-    """Layer ranges of the stages: as given, or as even as can be (SGLang's own rule: the last ones take the rest)."""
-    if counts is None:
-        base, rest = divmod(facts.layers, pp)
-        counts = [base + (1 if stage >= pp - rest else 0) for stage in range(pp)]
-    if len(counts) != pp:
-        raise InvalidInput("layers", tuple(counts), f"name one count for each of the {pp} stages")
-    if sum(counts) != facts.layers or min(counts) <= 0:
-        raise InvalidInput(
-            "layers",
-            tuple(counts),
-            f"positive counts must add up to the model's {facts.layers} layers",
-        )
-    ends = list(accumulate(counts))
-    return tuple(
-        LayerRange(first=end - count, end=end) for end, count in zip(ends, counts, strict=True)
-    )
-
-
-def rank_bytes(deployment: Deployment, facts: ModelFacts, layers: LayerRange, tp: int) -> int:
-    """Memory of one rank: its share of weights and KV pool, and what the engine takes besides.
-
-    Embeddings are counted with the layers, in proportion: good to the size of one embedding matrix.
-    """
-    share = layers.count / facts.layers
-    held_heads = (
-        max(facts.kv_heads, tp) / facts.kv_heads
-    )  # KV heads are replicated where tp exceeds them
-    kv = kv_bytes_per_token(facts, deployment.engine.dtype) * deployment.engine.max_total_tokens
-    weights = facts.weights_bytes * share / tp
-    return int(weights + kv * share * held_heads / tp) + deployment.engine.rank_overhead_bytes
-
-
 def build_plan(
     deployment: Deployment,
     *,
@@ -83,7 +57,11 @@ def build_plan(
     counts: Sequence[int] | None = None,
     fleet: Fleet = NO_FLEET,
 ) -> Plan:
-    """A plan over `devices` in global rank order. Raises InvalidInput naming what does not divide or fit."""
+    """A plan over `devices` in global rank order. Raises InvalidInput naming what does not divide, fit or join.
+
+    `counts` are layers a stage; without them stages of equal devices are cut evenly, others by speed and memory. What
+    the devices are and what joins them is read off the fleet; without one, any device is taken to hold any rank.
+    """
     facts = facts_in(deployment)
     check_width(facts, tp)
     check_depth(facts, pp)
@@ -93,33 +71,28 @@ def build_plan(
             ",".join(map(str, devices)),
             f"a tp{tp} pp{pp} plan takes exactly {tp * pp} devices",
         )
-    require_groups_inside_nodes(devices, tp)
-    ranges = cut_layers(facts, pp, counts)
+    require_tensor_groups(devices, tp, fleet)
+    grounds = [_Ground.under(devices[i * tp : (i + 1) * tp], fleet) for i in range(pp)]
+    ranges = cut_layers(facts, pp, counts or _counts(deployment, facts, tp, grounds))
     stages = tuple(
-        Stage(
-            layers=ranges[index],
-            devices=tuple(devices[index * tp : (index + 1) * tp]),
-            rank_bytes=rank_bytes(deployment, facts, ranges[index], tp),
-        )
-        for index in range(pp)
+        _stage(deployment, facts, layers, ground)
+        for layers, ground in zip(ranges, grounds, strict=True)
     )
-    return Plan(
+    plan = Plan(
         model=deployment.model.name,
         engine=deployment.engine.kind,
         stages=stages,
-        groups=_groups(devices, tp, pp),
+        groups=groups_of(devices, tp, pp, fleet),
         kv_partition=_kv_partition(facts, ranges, tp),
+        kv_tokens=_kv_tokens(deployment, facts, stages),
     )
-
-
-def require_groups_inside_nodes(devices: Sequence[DeviceRef], tp: int) -> None:
-    """Raises InvalidInput where a tensor-parallel group would span nodes."""
-    for start in range(0, len(devices), tp):
-        group = devices[start : start + tp]
-        if len({ref.node for ref in group}) > 1:
-            raise InvalidInput(
-                "devices", ",".join(map(str, group)), "a tensor-parallel group must lie on one node"
-            )
+    if not plan.is_even_over_nodes:
+        raise InvalidInput(
+            "devices",
+            ",".join(map(str, devices)),
+            "an engine starts equally many ranks on each node, in order: whole stages, or equal parts of one",
+        )
+    return plan
 
 
 def facts_in(deployment: Deployment) -> ModelFacts:
@@ -131,17 +104,91 @@ def facts_in(deployment: Deployment) -> ModelFacts:
     return deployment.model.facts
 
 
-def _groups(devices: Sequence[DeviceRef], tp: int, pp: int) -> tuple[CommunicationGroup, ...]:
-    def group(kind: str, ranks: tuple[int, ...]) -> CommunicationGroup:
-        nodes = {devices[rank].node for rank in ranks}
-        path = "none" if len(ranks) == 1 else "host" if len(nodes) == 1 else "network"
-        return CommunicationGroup.model_validate({"kind": kind, "ranks": ranks, "path": path})
+class _Ground:
+    """The devices under one stage. `memory_bytes` None: not known to the fleet."""
 
-    tensor = [group("tensor", tuple(range(s * tp, (s + 1) * tp))) for s in range(pp) if tp > 1]
-    pipeline = [
-        group("pipeline", tuple(s * tp + r for s in range(pp))) for r in range(tp) if pp > 1
+    def __init__(self, refs: Sequence[DeviceRef], devices: Sequence[Device]) -> None:
+        models = sorted({device.model for device in devices})
+        if len(models) > 1:
+            raise InvalidInput(
+                "devices", ",".join(map(str, refs)), f"a stage lies on one model: {models} differ"
+            )
+        self.refs = tuple(refs)
+        self.model = models[0] if models else UNKNOWN_MODEL
+        self.memory_bytes = min((device.memory_bytes for device in devices), default=None)
+
+    @classmethod
+    def under(cls, refs: Sequence[DeviceRef], fleet: Fleet) -> _Ground:
+        """What the fleet says of these devices; all or none of them are known."""
+        known = [device for ref in refs if (device := fleet.device(ref)) is not None]
+        return cls(refs, known if len(known) == len(refs) else ())
+
+    @property
+    def named(self) -> str:
+        """Its devices for people."""
+        return ",".join(map(str, self.refs))
+
+
+def _counts(
+    deployment: Deployment, facts: ModelFacts, tp: int, grounds: Sequence[_Ground]
+) -> tuple[int, ...] | None:
+    """Layers a stage where stages differ in speed or memory; None: evenly."""
+    if len({(ground.model, ground.memory_bytes) for ground in grounds}) == 1:
+        return None
+    most = [
+        facts.layers
+        if ground.memory_bytes is None
+        else most_layers(deployment, facts, ground.memory_bytes, tp)
+        for ground in grounds
     ]
-    return (*tensor, *pipeline)
+    if sum(most) < facts.layers or min(most) < 1:
+        held = ", ".join(f"{ground.model} {n}" for ground, n in zip(grounds, most, strict=True))
+        raise InvalidInput(
+            "memory",
+            f"tp{tp}pp{len(grounds)}",
+            f"the stages hold {sum(most)} of the model's {facts.layers} layers ({held})",
+        )
+    speeds = [device_facts(ground.model).weights_bytes_per_s / 1e9 for ground in grounds]
+    return cut_layers_by_speed(facts, speeds, most)
+
+
+def _stage(deployment: Deployment, facts: ModelFacts, layers: LayerRange, ground: _Ground) -> Stage:
+    """One stage; raises InvalidInput where its ranks do not fit their devices."""
+    tp = len(ground.refs)
+    need = rank_bytes(deployment, facts, layers.count, tp)
+    claim = need
+    if ground.memory_bytes is not None:
+        budget = may_claim(deployment, ground.memory_bytes)
+        if need > budget:
+            raise InvalidInput("memory", ground.named, _shortage(deployment, need, ground))
+        claim = budget if deployment.engine.memory_fraction is not None else need
+    return Stage(layers=layers, devices=ground.refs, rank_bytes=claim, device_model=ground.model)
+
+
+def _shortage(deployment: Deployment, need: int, ground: _Ground) -> str:
+    has = (ground.memory_bytes or 0) / 1e9
+    fraction = deployment.engine.memory_fraction
+    if fraction is None:
+        return f"a rank needs {need / 1e9:.2f} GB and the device has {has:.2f} GB"
+    return (
+        f"a rank needs {need / 1e9:.2f} GB and may claim {has * fraction:.2f} GB"
+        f" ({fraction:g} of the device's {has:.2f} GB)"
+    )
+
+
+def _kv_tokens(deployment: Deployment, facts: ModelFacts, stages: Sequence[Stage]) -> int | None:
+    """KV capacity where memory decides it; None where the engine's setting does."""
+    engine = deployment.engine
+    if engine.memory_fraction is None:
+        return None
+    left = kv_tokens_left(
+        facts,
+        engine.dtype,
+        layers=[stage.layers.count for stage in stages],
+        tp=stages[0].tp,
+        budget_bytes=[float(stage.rank_bytes - engine.rank_overhead_bytes) for stage in stages],
+    )
+    return max(left, least_kv_tokens(deployment, facts))
 
 
 def _kv_partition(facts: ModelFacts, ranges: Sequence[LayerRange], tp: int) -> tuple[KvShard, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flexpipe.model.deployment import Deployment
-from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.plan import Plan
 
 
@@ -30,6 +30,7 @@ class GearMode(Protocol):
         tp: int,
         pp: int,
         counts: Sequence[int] | None,
+        fleet: Fleet = ...,
     ) -> Plan:
-        """The plan over these devices in global rank order; `counts` are layers a stage (None: even)."""
+        """The plan over these devices in global rank order; `counts` are layers a stage (None: see `build_plan`)."""
         ...

@@ -5,21 +5,23 @@
     shape = "tp" n | "pp" n | "tp" n "pp" n
 
 Devices come in global rank order, as `node/device` or, where only one node has a device of that name, `device`.
-Without devices the lowest free ones that fit are taken.
+Without devices whole free blocks of exactly the width are taken: see `choosing`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from flexpipe.gears.layout import check_depth, check_width, cut_layers, facts_in, rank_bytes
+from flexpipe.gears.choosing import Wish, choose_devices
+from flexpipe.gears.cutting import cut_layers
+from flexpipe.gears.layout import check_depth, check_width, facts_in
 from flexpipe.gears.modes import mode_of
 from flexpipe.kernel.errors import InvalidInput
+from flexpipe.kernel.frozen import Frozen
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.gear import EMPTY_GEAR, WEIGHT_LIMIT, Gear, PlanShare
-from flexpipe.model.plan import LayerRange, Plan
 
 GRAMMAR = "write it like tp1, pp2@node-a/cpu0,node-a/cpu1 or pp2(20,10)"
 _SHARE = re.compile(
@@ -49,34 +51,80 @@ def resolve_gear(
     return Gear(shares=tuple(shares[id_] for id_ in sorted(shares)))
 
 
-def _resolve_share(
-    part: str, deployment: Deployment, fleet: Fleet, taken: Mapping[DeviceRef, int]
-) -> PlanShare:
+class Fit(Frozen):
+    """What became of a notation: the gear, or the constraint that failed, in words."""
+
+    gear: Gear | None = None
+    reason: str | None = None
+
+
+def fit_gear(
+    text: str, deployment: Deployment, fleet: Fleet, held_bytes: Mapping[DeviceRef, int]
+) -> Fit:
+    """The same for those who go on without a gear: a deployment is applied, and a baseline kept, that fits nowhere now.
+
+    Raises InvalidInput where the notation itself cannot be: unreadable, or against the model's own numbers.
+    """
+    check_notation(text, deployment)
+    try:
+        return Fit(gear=resolve_gear(text, deployment, fleet, held_bytes))
+    except InvalidInput as fault:
+        return Fit(reason=str(fault))
+
+
+def check_notation(text: str, deployment: Deployment) -> None:
+    """Raises InvalidInput where no fleet could make this gear: its words, or heads, KV heads and layers."""
+    if text.strip() == "empty":
+        return
+    for part in text.replace(" ", "").split("+"):
+        _read_share(part, deployment)
+
+
+class _Words(Frozen):
+    """One share as it was typed."""
+
+    tp: int
+    pp: int
+    counts: tuple[int, ...] | None
+    devices: str | None
+    weight: float
+
+
+def _read_share(part: str, deployment: Deployment) -> _Words:
+    """The words of one share, checked against the model. Raises InvalidInput."""
     match = _SHARE.match(part)
     if match is None or (match["tp"] is None and match["pp"] is None):
         raise InvalidInput("gear", part, GRAMMAR)
     tp, pp = int(match["tp"] or 1), int(match["pp"] or 1)
     if tp < 1 or pp < 1:
         raise InvalidInput("gear", part, "widths and depths start at 1")
-    counts = [int(count) for count in match["layers"].split(",")] if match["layers"] else None
+    counts = tuple(int(n) for n in match["layers"].split(",")) if match["layers"] else None
     facts = facts_in(deployment)
     check_width(facts, tp)
     check_depth(facts, pp)
-    ranges = cut_layers(facts, pp, counts)
-    if match["devices"]:
-        devices = tuple(_device(name, fleet) for name in match["devices"].split(","))
-        if len(set(devices)) != len(devices):
-            raise InvalidInput(
-                "devices", match["devices"], "a device appears twice; a plan uses each device once"
-            )
-    else:
-        devices = _lowest_free(deployment, ranges, tp, fleet, taken)
-    plan = mode_of(tp, pp).plan(deployment, devices, tp=tp, pp=pp, counts=counts)
-    _require_devices(plan, deployment, fleet)
+    cut_layers(facts, pp, counts)
     weight = float(match["weight"] or 1.0)
     if not 0 < weight <= WEIGHT_LIMIT:
         raise InvalidInput("weight", weight, f"must be above 0 and at most {WEIGHT_LIMIT}")
-    return PlanShare(plan=plan, weight=weight)
+    return _Words(tp=tp, pp=pp, counts=counts, devices=match["devices"], weight=weight)
+
+
+def _resolve_share(
+    part: str, deployment: Deployment, fleet: Fleet, taken: Mapping[DeviceRef, int]
+) -> PlanShare:
+    words = _read_share(part, deployment)
+    tp, pp, counts = words.tp, words.pp, words.counts
+    if words.devices is not None:
+        devices = tuple(_device(name, fleet) for name in words.devices.split(","))
+        if len(set(devices)) != len(devices):
+            raise InvalidInput(
+                "devices", words.devices, "a device appears twice; a plan uses each device once"
+            )
+    else:
+        devices = choose_devices(Wish(deployment, tp, pp, counts, fleet, taken))
+    _require_devices(devices, deployment, fleet)
+    plan = mode_of(tp, pp).plan(deployment, devices, tp=tp, pp=pp, counts=counts, fleet=fleet)
+    return PlanShare(plan=plan, weight=words.weight)
 
 
 def _device(name: str, fleet: Fleet) -> DeviceRef:
@@ -89,59 +137,17 @@ def _device(name: str, fleet: Fleet) -> DeviceRef:
     return candidates[0]
 
 
-def _require_devices(plan: Plan, deployment: Deployment, fleet: Fleet) -> None:
-    """Every device is of the kind that the engine runs on, and large enough."""
+def _require_devices(devices: Sequence[DeviceRef], deployment: Deployment, fleet: Fleet) -> None:
+    """Every device is there, open for something new, and of the kind that the engine runs on."""
     form = deployment.engine.form
-    for ref, need in plan.claims():
+    for ref in devices:
         device = fleet.device(ref)
         kind = "gone" if device is None else device.kind
         if kind != form:
             raise InvalidInput(
                 "device", str(ref), f"it is of kind {kind}, and engine.form is {form}"
             )
-        has = 0 if device is None else device.memory_bytes
-        if has < need:
+        if device is not None and device.closed is not None:
             raise InvalidInput(
-                "device",
-                str(ref),
-                f"a rank needs {need / 1e9:.2f} GB and the device has {has / 1e9:.2f} GB",
+                "device", str(ref), f"nothing new may be placed on it: {device.closed}"
             )
-
-
-def _lowest_free(
-    deployment: Deployment,
-    ranges: tuple[LayerRange, ...],
-    tp: int,
-    fleet: Fleet,
-    taken: Mapping[DeviceRef, int],
-) -> tuple[DeviceRef, ...]:
-    """Stage by stage, the first node with `tp` devices that have room. Names what is missing otherwise."""
-    facts = facts_in(deployment)
-    chosen: list[DeviceRef] = []
-    for stage, layers in enumerate(ranges):
-        need = rank_bytes(deployment, facts, layers, tp)
-        groups = [_room(fleet, node.node, need, taken, chosen) for node in fleet.nodes]
-        group = next((refs[:tp] for refs in groups if len(refs) >= tp), None)
-        if group is None:
-            largest = max((len(refs) for refs in groups), default=0)
-            raise InvalidInput(
-                "gear",
-                f"tp{tp}pp{len(ranges)}",
-                f"stage {stage} needs {tp} devices of one node with {need / 1e9:.2f} GB free each; "
-                f"free in all {sum(map(len, groups))}, most on one node {largest}",
-            )
-        chosen.extend(group)
-    return tuple(chosen)
-
-
-def _room(
-    fleet: Fleet, node: str, need: int, taken: Mapping[DeviceRef, int], chosen: list[DeviceRef]
-) -> list[DeviceRef]:
-    free = []
-    for ref in fleet.refs():
-        device = fleet.device(ref)
-        if device is None or ref.node != node or ref in chosen:
-            continue
-        if device.memory_bytes - taken.get(ref, 0) >= need:
-            free.append(ref)
-    return free

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexpipe.gears.layout import build_plan
+from flexpipe.gears.layout import NO_FLEET, build_plan
 from flexpipe.model.deployment import Deployment
-from flexpipe.model.fleet import DeviceRef
+from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.plan import Plan
 
 
@@ -27,9 +27,10 @@ class Pipelined:
         tp: int,
         pp: int,
         counts: Sequence[int] | None,
+        fleet: Fleet = NO_FLEET,
     ) -> Plan:
         """See `GearMode.plan`."""
-        return build_plan(deployment, tp=tp, pp=pp, devices=devices, counts=counts)
+        return build_plan(deployment, tp=tp, pp=pp, devices=devices, counts=counts, fleet=fleet)
 
 
 PIPELINED = Pipelined()

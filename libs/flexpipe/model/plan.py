@@ -135,6 +135,18 @@ class Plan(Frozen):
         """Global ranks placed on a node."""
         return tuple(rank for rank, ref in enumerate(self.devices) if ref.node == node)
 
+    @property
+    def is_even_over_nodes(self) -> bool:
+        """Whether each node carries equally many ranks, in order: whole stages, or equal parts of one.
+
+        An engine's process groups can be started in no other way.
+        """
+        share, rest = divmod(self.tp * self.pp, len(self.nodes))
+        if rest or (share % self.tp and self.tp % share):
+            return False
+        expected = [tuple(range(i * share, (i + 1) * share)) for i in range(len(self.nodes))]
+        return [self.ranks_on(node) for node in self.nodes] == expected
+
     def claims(self) -> tuple[tuple[DeviceRef, int], ...]:
         """(device, bytes) that this plan needs, in rank order."""
         return tuple((ref, stage.rank_bytes) for stage in self.stages for ref in stage.devices)
