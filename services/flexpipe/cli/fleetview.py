@@ -38,11 +38,13 @@ class Standing(Frozen):
 
 
 class BlockRow(Frozen):
-    """One whole block: how much of it is free, and its largest sub-block that is free as a whole."""
+    """The largest block of one class somewhere: how much of it is free, and its largest part that is free as a whole.
+
+    Blocks are carved from devices that are open, so all of its devices are.
+    """
 
     block: Block
-    open: int  # devices on which something may be placed
-    free: int  # of those, the ones on which nothing is reserved
+    free: int  # devices on which nothing is reserved
     largest_free: Block | None
 
 
@@ -72,25 +74,35 @@ def holders(held: Sequence[DeviceReservations]) -> dict[DeviceRef, DeviceReserva
 
 
 def block_rows(fleet: Fleet, held: Sequence[DeviceReservations]) -> tuple[BlockRow, ...]:
-    """The whole blocks by class (widest first), each with what is free of it."""
-    taken, opened, blocks = set(holders(held)), _open(fleet), fleet.blocks
-    parents = {block.id: block.parent for block in blocks}
-    inside: dict[str, list[Block]] = {}
+    """The largest blocks of each class, fastest class first, each with what is free of it.
+
+    A block within one of another class (NVLink inside a node, network between nodes) has a row of its own.
+    """
+    free, blocks = _open(fleet) - set(holders(held)), fleet.blocks
+    known = {block.id: block for block in blocks}
+    parts: dict[str, list[Block]] = {}
     for block in blocks:  # largest first, then by id
-        inside.setdefault(_root(block.id, parents), []).append(block)
-    rows = []
-    for root, parts in inside.items():
-        whole = next(block for block in parts if block.id == root)
-        free = {ref for ref in whole.devices if ref in opened and ref not in taken}
-        row = BlockRow(
-            block=whole,
-            open=sum(ref in opened for ref in whole.devices),
-            free=len(free),
-            largest_free=next((each for each in parts if free.issuperset(each.devices)), None),
+        parts.setdefault(_head(block, known).id, []).append(block)
+    rows = [
+        BlockRow(
+            block=known[head],
+            free=sum(ref in free for ref in known[head].devices),
+            largest_free=next((each for each in within if free.issuperset(each.devices)), None),
         )
-        rows.append(row)
+        for head, within in parts.items()
+    ]
     order = list(LinkKind)
     return tuple(sorted(rows, key=lambda row: (order.index(row.block.kind), row.block.id)))
+
+
+def _head(block: Block, known: Mapping[str, Block]) -> Block:
+    """The largest block of its class that a block is part of; ends also where parents go in a circle."""
+    for _ in known:
+        parent = known.get(block.parent or "")
+        if parent is None or parent.kind is not block.kind:
+            return block
+        block = parent
+    return block
 
 
 def _open(fleet: Fleet) -> set[DeviceRef]:
@@ -181,13 +193,14 @@ def _device_text(stands: Standing, device: Device, reserved: DeviceReservations 
 
 
 def blocks_table(rows: Sequence[BlockRow]) -> RenderableType:
-    """Whole blocks by class, with their largest free sub-block."""
+    """The largest blocks of each class, with their largest free sub-block."""
     if not rows:
         return Text("no blocks", style="yellow")
     table = Table(title="blocks", title_justify="left")
-    for column in ("class", "block", "model"):
-        table.add_column(column, overflow="fold")
-    for column in ("GB/s", "TP to", "devices", "open", "free"):
+    table.add_column("class", no_wrap=True)
+    table.add_column("block", overflow="fold")
+    table.add_column("model", no_wrap=True)
+    for column in ("GB/s", "TP ≤", "size", "free"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("largest free", overflow="fold")
     for row in rows:
@@ -199,7 +212,6 @@ def blocks_table(rows: Sequence[BlockRow]) -> RenderableType:
             f"{block.gb_s:g}",
             str(min(block.size, TP_WIDTH_LIMIT[block.kind])),
             str(block.size),
-            str(row.open),
             str(row.free),
             Text(NOTHING if largest is None else f"{largest.id} ({largest.size})"),
         )

@@ -249,7 +249,7 @@ def _block_text(row: fleetview.BlockRow) -> Text:
     )
     return Text(
         f"  {row.block.kind:<8} {row.block.id}: {row.block.size} × {row.block.model}, "
-        f"{row.open} open, {row.free} free, {free}"
+        f"{row.free} free, {free}"
     )
 
 
