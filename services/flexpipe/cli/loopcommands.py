@@ -124,8 +124,6 @@ def _urgent(
     pulled = run(work())
     if as_json:
         show(pulled, as_json=True)
-    if pulled.in_force is False:
-        raise typer.Exit(1)
 
 
 @loop_app.command()

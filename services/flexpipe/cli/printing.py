@@ -16,6 +16,7 @@ from rich.text import Text
 from flexpipe.cli import ordering, views
 from flexpipe.cli.saying import sentence_of
 from flexpipe.events import catalog
+from flexpipe.events import hatch as hatch_events
 from flexpipe.events import shift as shift_events
 from flexpipe.events.message import Message
 from flexpipe.kernel.frozen import Frozen
@@ -49,8 +50,11 @@ def _line(message: Message) -> Text:
         case shift_events.ShiftAbandoned():
             after = f" after {message.duration_s:.1f} s: {message.reason}"
             return Text.assemble(("abandoned", "red"), after)
+        case hatch_events.UrgentAnswered():
+            style = {"done": "green", "refused": "red"}.get(message.outcome, "cyan")
+            return Text.assemble((message.outcome, style), f": {message.says}")
         case _:
-            return Text(f"{type(message).__name__} {message.canonical_json()}")
+            return Text(sentence_of(message))
 
 
 def finish(told: Message, *, as_json: bool) -> None:
