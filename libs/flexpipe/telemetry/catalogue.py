@@ -103,6 +103,12 @@ METRICS: tuple[Metric, ...] = (
         labels=("deployment", "outcome", "start_class"),
     ),
     Metric(
+        name="flexpipe_executor_urgent_total",
+        kind="counter",
+        says="Answers to urgent commands, by what became of them.",
+        labels=("deployment", "outcome"),
+    ),
+    Metric(
         name="flexpipe_executor_phase_seconds",
         kind="histogram",
         says="How long each phase of a closed shift lasted.",

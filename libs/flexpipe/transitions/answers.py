@@ -88,6 +88,8 @@ def _observed(flight: Flight, seen: CanaryObserved) -> Flight:
         requests=seen.requests,
         errors=seen.errors,
         reason=seen.reason,
+        ttft_p50_ms=seen.ttft_p50_ms,
+        itl_p50_ms=seen.itl_p50_ms,
     )
     return _counted(flight, count)
 

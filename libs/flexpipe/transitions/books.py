@@ -6,6 +6,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from flexpipe.events.planning import Baseline
 from flexpipe.events.route import RouterSeat
 from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.frozen import Frozen
@@ -28,6 +29,7 @@ _FOREIGN: Final[dict[str, type[Frozen]]] = {
     "deployments": Deployment,
     "fleet": Node,
     "roster": RouterSeat,
+    "baselines": Baseline,
 }
 
 
@@ -37,6 +39,7 @@ class Books:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], Entry] = {}
         self._values: dict[str, dict[str, Frozen]] = {name: {} for name in (*_OWN, *_FOREIGN)}
+        self._fleet: Fleet | None = None  # as last put together
 
     def learn(self, entry: Entry) -> None:
         """Take what is there now. Older revisions than the one known are ignored."""
@@ -51,6 +54,8 @@ class Books:
             value = value.model_copy(update={"moved": (), "notes": (), "log_tail": ""})
             entry = entry.model_copy(update={"value": value.canonical_json()})
         self._entries[entry.bucket, entry.key] = entry
+        if entry.bucket == "fleet":
+            self._fleet = None
         if value is None:
             values.pop(entry.key, None)
         else:
@@ -109,14 +114,41 @@ class Books:
         return tuple(sorted(held, key=lambda each: each.device))
 
     def fleet(self) -> Fleet:
-        """All nodes declared."""
-        values = self._values["fleet"]
-        return Fleet(nodes=tuple(v for key in sorted(values) if isinstance(v := values[key], Node)))
+        """All nodes known."""
+        if self._fleet is None:
+            values = self._values["fleet"]
+            nodes = tuple(v for key in sorted(values) if isinstance(v := values[key], Node))
+            self._fleet = Fleet(nodes=nodes)
+        return self._fleet
 
     def node(self, name: str) -> Node | None:
         """One node."""
         value = self._values["fleet"].get(name)
         return value if isinstance(value, Node) else None
+
+    def answering(self, node: str) -> bool:
+        """Whether somebody can be expected to answer there: the node is known, and not lost."""
+        known = self.node(node)
+        return known is not None and known.state != "lost"
+
+    def left(self, device: DeviceRef) -> str | None:
+        """Why a device is not in the fleet any more, in words; None where it is, or where no fleet was seen yet."""
+        fleet = self.fleet()
+        if not fleet.nodes or fleet.device(device) is not None:
+            return None
+        node = fleet.node(device.node)
+        if node is None:
+            return f"node {device.node} left the fleet"
+        if node.state == "lost":
+            return f"node {device.node} is lost"
+        found = next((each for each in node.devices if each.device == device.device), None)
+        what = "left the fleet" if found is None else f"is {found.state}"
+        return f"device {device} {what}"
+
+    def baseline(self, deployment: str) -> Baseline | None:
+        """What the planner last resolved the baseline to."""
+        value = self._values["baselines"].get(deployment)
+        return value if isinstance(value, Baseline) else None
 
     def roster(self) -> tuple[str, ...]:
         """Names of the routers, sorted."""

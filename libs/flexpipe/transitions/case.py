@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from flexpipe.model.deployment import Deployment, Policy
 from flexpipe.model.fence import Fence
+from flexpipe.model.fleet import DeviceRef
 from flexpipe.model.gear import Gear
 from flexpipe.model.plan import Plan
 from flexpipe.model.route import RouteEntry
@@ -125,7 +126,13 @@ class Case:
         """Whether the old gear is losing its devices or lost an engine: there is nothing safe to go back to."""
         fleet = self.books.fleet()
         gone = any(fleet.device(ref) is None for plan in self.source.plans for ref in plan.devices)
-        return gone or bool(self.lost_source)
+        return gone or bool(self.lost_source) or any(self.leaving(plan) for plan in self.old)
+
+    def leaving(self, plan_id: str) -> DeviceRef | None:
+        """The first device of a plan that is to be preempted."""
+        fleet = self.books.fleet()
+        devices = ((ref, fleet.device(ref)) for ref in self.plan(plan_id).devices)
+        return next((ref for ref, at in devices if at and at.leaves_at_s is not None), None)
 
     @property
     def forward_only(self) -> bool:

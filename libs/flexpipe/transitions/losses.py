@@ -25,7 +25,10 @@ from flexpipe.transitions.telling import gear_of
 
 
 class Loss(Frozen):
-    """A report of `EngineLost`, or of `EngineFailed` where `started` is false."""
+    """A report of `EngineLost`, or of `EngineFailed` where `started` is false.
+
+    `left`: nobody reported it; the fleet lost one of its devices, so that its worker may be gone as well.
+    """
 
     plan: str
     node: str
@@ -33,12 +36,36 @@ class Loss(Frozen):
     reason: str
     log_tail: str
     started: bool
+    left: bool = False
 
     @property
     def sentence(self) -> str:
         """For people."""
+        if self.left:
+            return f"plan {self.plan} was lost: {self.reason}"
         what = "was lost" if self.started else "failed to start"
         return f"engine of {self.plan} on {self.node} {what}: {self.reason}"
+
+
+def stranded(books: Books) -> tuple[Loss, ...]:
+    """Plans of route entries that have a device which is not in the fleet any more, by deployment and plan."""
+    found = []
+    for entry in books.routes():
+        for routed in sorted(entry.plans, key=lambda each: each.plan.id):
+            reasons = ((ref, books.left(ref)) for ref in routed.plan.devices)
+            gone = next(((ref, why) for ref, why in reasons if why is not None), None)
+            if gone is not None:
+                loss = Loss(
+                    plan=routed.plan.id,
+                    node=gone[0].node,
+                    fence=routed.fence,
+                    reason=gone[1],
+                    log_tail="",
+                    started=True,
+                    left=True,
+                )
+                found.append(loss)
+    return tuple(found)
 
 
 def concerned(loss: Loss, cases: Mapping[tuple[str, int], Case]) -> Case | None:

@@ -30,12 +30,18 @@ class Taken:
 
 
 def consider(
-    order: OrderShift, now_s: float, books: Books, cases: Mapping[tuple[str, int], Case]
+    order: OrderShift,
+    now_s: float,
+    books: Books,
+    cases: Mapping[tuple[str, int], Case],
+    *,
+    forced: bool = False,
 ) -> Taken | str:
-    """Take an order, or say in one sentence why not. `cases`: all open flights."""
+    """Take an order, or say in one sentence why not. `cases`: all open flights. `forced`: the hatch's own."""
     wanted = order.order
     entry = books.route(wanted.deployment)
-    fault = _forbidden(wanted, books, entry, cases) or _impossible(wanted, books)
+    fault = None if forced else _pinned(wanted, entry)
+    fault = fault or _forbidden(wanted, books, entry, cases) or _impossible(wanted, books)
     if fault is not None:
         return fault
     source = gear_of(entry)
@@ -71,6 +77,7 @@ def consider(
     progress = Progress(
         order_id=order.order_id,
         seats=tuple(seats),
+        forced=forced,
         was_stopped=entry is not None and entry.stopped,
     )
     ceded = tuple(ceding[number] for number in sorted(ceding))
@@ -86,11 +93,36 @@ def next_shift(deployment: str, books: Books) -> int:
 
 def known(order: OrderShift, books: Books, cases: Mapping[tuple[str, int], Case]) -> bool:
     """Whether this very order was taken before: a repeat of a message, not a new wish."""
-    mine = [r for r in books.records() if r.deployment == order.order.deployment]
-    flights = [case.flight for key, case in cases.items() if key[0] == order.order.deployment]
-    ids = {flight.progress.order_id for flight in flights}
-    ids |= {Flight.of(record).progress.order_id for record in mine}
-    return order.order_id in ids
+    return became(order, books, cases) is not None
+
+
+def became(
+    order: OrderShift, books: Books, cases: Mapping[tuple[str, int], Case]
+) -> ShiftRecord | None:
+    """The record of the shift that an order led to; an open one as it now stands."""
+    name = order.order.deployment
+    flights = [case.flight for key, case in sorted(cases.items()) if key[0] == name]
+    flights += [Flight.of(record) for record in books.records() if record.deployment == name]
+    taken = (flight for flight in flights if flight.progress.order_id == order.order_id)
+    return next((flight.record for flight in taken), None)
+
+
+def thawable(plan_id: str, holder: Case, entry: RouteEntry | None) -> bool:
+    """Whether a plan that an earlier shift gives up still runs and was not told to stop."""
+    routed = None if entry is None else entry.plan(plan_id)
+    return (
+        routed is not None
+        and routed.state is PlanState.RETIRING
+        and holder.progress.stage in STOPPABLE
+        and plan_id not in holder.progress.lost
+    )
+
+
+def _pinned(order: ShiftOrder, entry: RouteEntry | None) -> str | None:
+    pin = None if entry is None else entry.pin
+    if pin is None:
+        return None
+    return f"{order.deployment} is pinned by {pin.by}: {pin.reason}; unpin it first"
 
 
 def _forbidden(
@@ -102,8 +134,6 @@ def _forbidden(
     name = order.deployment
     if books.deployment(name) is None:
         return f"deployment {name} is not declared; apply it first"
-    if entry is not None and entry.pin is not None:
-        return f"{name} is pinned by {entry.pin.by}: {entry.pin.reason}; unpin it first"
     for key, case in sorted(cases.items()):
         if key[0] == name and case.flight.holds_slot:
             return f"shift {key[1]} of {name} is in flight ({case.record.phase})"
@@ -145,6 +175,11 @@ def _fresh_seat(
     cases: Mapping[tuple[str, int], Case],
     seats: list[Seat],
 ) -> Seat | str:
+    fleet = books.fleet()
+    for ref in plan.devices:
+        closed = fleet.closed(ref)
+        if closed is not None:
+            return f"plan {plan.id} needs {ref}, where nothing new may be placed: {closed}"
     first = plan.nodes[0]
     node = books.node(first)
     if node is None:
@@ -166,14 +201,11 @@ def _fresh_seat(
 def _thawed_seat(plan: Plan, holder: Case, entry: RouteEntry | None) -> Seat | str:
     """A plan that an earlier shift is giving up and that still runs: it is let in again instead of started."""
     routed = None if entry is None else entry.plan(plan.id)
-    running = routed is not None and routed.state is PlanState.RETIRING
-    if (
-        routed is None
-        or not running
-        or holder.progress.stage not in STOPPABLE
-        or plan.id in holder.progress.lost
-    ):
+    if routed is None or not thawable(plan.id, holder, entry):
         return f"plan {plan.id} is still being stopped by shift {holder.record.shift}; order again when it has closed"
+    leaving = holder.leaving(plan.id)
+    if leaving is not None and gear_of(entry).shares:
+        return f"plan {plan.id} runs on {leaving}, which is to be preempted"
     port = int(routed.front.rpartition(":")[2])
     return Seat(
         plan=plan.id,

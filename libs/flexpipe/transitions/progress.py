@@ -82,6 +82,8 @@ class CanaryCount(Frozen):
     requests: int
     errors: int
     reason: str | None = None
+    ttft_p50_ms: float | None = None
+    itl_p50_ms: float | None = None
 
 
 class Progress(Frozen):
@@ -107,6 +109,8 @@ class Progress(Frozen):
     claims: tuple[str, ...] = ()  # plans that this shift still has to stop and release
     exposed: bool = False  # new plans were in the route entry
     frozen: bool = False  # gates of old plans were told to close
+    forced: bool = False  # by the hatch: its canary is synthetic prompts alone
+    cancelled_by: str | None = None  # id of the message that had it undone
     imposed: bool = False  # nobody ordered it: the gear is cut down to what survived
     was_stopped: bool = False  # the deployment was stopped by hand before
     freeze_revision: int = 0  # of the route entry that routers must have applied; 0 = not known yet

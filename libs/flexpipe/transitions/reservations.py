@@ -9,6 +9,7 @@ from flexpipe.model.plan import Plan
 from flexpipe.model.shift import DeviceReservations, Reservation
 from flexpipe.transitions.books import Books
 from flexpipe.transitions.case import Case
+from flexpipe.transitions.progress import Seat
 
 PLANS_PER_DEVICE: Final = 2
 """The old and the new plan of one shift."""
@@ -47,12 +48,42 @@ def obstacle(case: Case) -> str | None:
             here = case.books.fleet().device(device)
             if here is None:
                 return f"device {device} left the fleet"
-            if seat.thawed and len(held) < len(case.books.held(device).held):
-                continue  # a plan that is let in again holds its bytes already
+            if _holds(case, seat, device):
+                continue
+            if here.closed is not None:
+                return f"nothing new may be placed on {device}: {here.closed}"
             fault = _no_room(here, device, bytes_, held, beside)
             if fault is not None:
                 return fault
     return None
+
+
+def rivals(case: Case) -> tuple[Reservation, ...]:
+    """What others hold of the devices that the new plans want, in the order of the devices."""
+    beside = {(case.name, plan) for plan in case.old}
+    return tuple(
+        held
+        for seat in case.seats
+        for device in case.plan(seat.plan).devices
+        if not _holds(case, seat, device)
+        for held in case.books.held(device).held
+        if not _is(held, case.name, seat.plan) and (held.deployment, held.plan) not in beside
+    )
+
+
+def stranded(books: Books) -> tuple[Change, ...]:
+    """Writes that end what is held on devices which left the fleet: there is nothing left to hold."""
+    return tuple(
+        (before.device.key, before.model_copy(update={"held": ()}))
+        for before in books.all_held()
+        if before.held and books.left(before.device) is not None
+    )
+
+
+def _holds(case: Case, seat: Seat, device: DeviceRef) -> bool:
+    """Whether a plan that is let in again holds its bytes on a device already."""
+    held = case.books.held(device).held
+    return seat.thawed and any(_is(each, case.name, seat.plan) for each in held)
 
 
 def _no_room(

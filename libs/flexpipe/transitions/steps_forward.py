@@ -293,11 +293,11 @@ def after_reserving(case: Case) -> Go:
 
 
 def after_preparing(case: Case) -> Go:
-    """A canary where something else serves beside it; synthetic prompts alone where nothing does."""
+    """A canary where something else serves beside it; synthetic prompts alone where nothing does, or by the hatch."""
     if case.endangered:
         note = "canary skipped: the old gear is losing its devices or engines"
         return Go(Phase.FREEZING, Stage.FREEZE, notes=(note,))
-    if not case.source.shares:
+    if case.progress.forced or not case.source.shares:
         return Go(Phase.CANARY, Stage.FILL)
     return Go(Phase.CANARY, Stage.OBSERVE)
 

@@ -90,7 +90,7 @@ class ForceStep(HandOver):
 
 
 class StopStep(Step):
-    """Engines end, and their memory is seen free. A node that left the fleet counts as stopped."""
+    """Engines end, and their memory is seen free. A node that is lost or left the fleet counts as stopped."""
 
     stage = Stage.STOP
 
@@ -102,7 +102,7 @@ class StopStep(Step):
             f"{plan}@{node}"
             for plan in case.progress.claims
             for node in case.plan(plan).nodes
-            if case.books.node(node) is not None
+            if case.books.answering(node)
         )
 
     def commands(self, case: Case, entry_text: str | None) -> tuple[Command, ...]:
