@@ -50,6 +50,7 @@ def arrive(turn: Turn, request: RequestArrived) -> None:
         waiting_since_s=turn.now_s,
     )
     deployment.arrived += 1
+    deployment.arrived_tokens += request.prompt_tokens
     turn.add(sequence)
     if state.stopping:
         _refuse(
@@ -179,6 +180,7 @@ def _dispatch(
     if sequence.epoch > 0 and sequence.tokens > 0 and not sequence.cause.forced:
         sequence.moves += 1
     sequence.epoch += 1
+    sequence.dispatched_at_s = turn.now_s
     turn.place(sequence, Stage.DISPATCHED, routed.plan.id)
     turn.ask(
         Dispatch(

@@ -6,6 +6,7 @@ against nobody, a plan that cannot be reached or broke off is dead for this rout
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from flexpipe.routing import admission, moving, reports
@@ -34,6 +35,10 @@ BUSY_BACKOFF_S: Final = 0.5
 
 GATE_BACKOFF_S: Final = 0.25
 """How long a plan whose gate said no is left alone, unless a newer route entry says more."""
+
+GONE_GRACE_S: Final = 0.5
+"""A plan that the route entry no longer has is usually emptied by a hand-over ordered right behind the entry; without
+one its sequences leave by themselves after this."""
 
 
 def failed(turn: Turn, sequence: SequenceState, failure: AttemptFailed) -> None:
@@ -73,12 +78,40 @@ def failed(turn: Turn, sequence: SequenceState, failure: AttemptFailed) -> None:
         admission.park(turn, sequence, MoveCause.LOST_PLAN)
 
 
+def plans_left(turn: Turn, deployment: DeploymentState) -> None:
+    """A route entry came into force: if it misses a plan that has sequences, these are looked after soon."""
+    if deployment.gone_at_s is None and any(_orphans(turn, deployment)):
+        deployment.gone_at_s = turn.now_s + GONE_GRACE_S
+
+
+def orphans_due(turn: Turn, deployment: DeploymentState) -> None:
+    """Take sequences off plans that the route entry does not have any more, whatever their engines still say.
+
+    They wait for the next plan, as after a broken connection: a node that was switched off breaks none. Those of a plan
+    that a hand-over is emptying are the hand-over's.
+    """
+    if deployment.gone_at_s is None or turn.now_s < deployment.gone_at_s:
+        return
+    deployment.gone_at_s = None
+    hand_over = deployment.hand_over
+    leaving = () if hand_over is None or hand_over.is_done else hand_over.source_plans
+    for sequence in tuple(_orphans(turn, deployment)):
+        if sequence.plan in leaving:
+            deployment.gone_at_s = turn.now_s + GONE_GRACE_S
+        elif sequence.stage is Stage.CUTTING:
+            moving.let_go(turn, sequence)
+        elif sequence.begun and not sequence.resumable:
+            admission.give_up(turn, sequence, _lost(sequence))
+        else:
+            moving.slipped_away(turn, sequence)
+            admission.park(turn, sequence, MoveCause.LOST_PLAN)
+
+
 def began_late(turn: Turn, sequence: SequenceState) -> None:
     """Content reached the client under an attempt that was given up meanwhile: its status is not open any more."""
     sequence.begun = True
     if sequence.stage is Stage.PARKED and not sequence.resumable:
-        why = sequence.reason or "not resumable"
-        admission.give_up(turn, sequence, f"its plan is lost, and it cannot be resumed ({why})")
+        admission.give_up(turn, sequence, _lost(sequence))
 
 
 def works(turn: Turn, deployment: DeploymentState, plan: str) -> None:
@@ -124,6 +157,8 @@ def wake_at_s(turn: Turn, deployment: DeploymentState) -> list[float]:
         for health in deployment.health.values()
         if health.dead_since_s is not None
     ]
+    if deployment.gone_at_s is not None:
+        times.append(deployment.gone_at_s)
     refused = [health.refused_until_s for health in deployment.health.values()]
     limit_s = deployment.policy.park_limit_s
     for sequence in turn.places.unordered(deployment.name, Stage.PARKED):
@@ -137,6 +172,18 @@ def wake_at_s(turn: Turn, deployment: DeploymentState) -> list[float]:
 def at_engine(sequence: SequenceState, epoch: int) -> bool:
     """Whether word of this epoch still concerns the sequence."""
     return sequence.epoch == epoch and sequence.runs
+
+
+def _orphans(turn: Turn, deployment: DeploymentState) -> Iterator[SequenceState]:
+    entry = deployment.entry
+    routed = set() if entry is None else {each.plan.id for each in entry.plans}
+    for sequence in turn.state.of(deployment.name):
+        if sequence.runs and sequence.plan not in routed:
+            yield sequence
+
+
+def _lost(sequence: SequenceState) -> str:
+    return f"its plan is lost, and it cannot be resumed ({sequence.reason or 'not resumable'})"
 
 
 def _health(deployment: DeploymentState, plan: str) -> PlanHealth:

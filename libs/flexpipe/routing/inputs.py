@@ -114,5 +114,11 @@ class ProbeAnswered(Input):
     alive: bool
 
 
+class ReportsPaced(Input):
+    """How often load is to be told from now on: the router's setting, told at each start."""
+
+    load_every_s: Annotated[float, Field(ge=0.5, le=60)]
+
+
 class RouterStopping(Input):
     """The process was told to stop: nothing new is taken, what runs may finish."""

@@ -31,6 +31,7 @@ from flexpipe.routing.inputs import (
     ClientGone,
     FirstToken,
     ProbeAnswered,
+    ReportsPaced,
     RequestArrived,
     RouteLearned,
     RouterStopping,
@@ -102,13 +103,21 @@ class Routing:
                 self._started(turn, event)
             case ProbeAnswered():
                 attempts.probed(turn, event)
-            case RouterStopping():
-                state.stopping = True
+            case ReportsPaced() | RouterStopping():
+                self._told(turn, event)
             case Woken():
                 pass
             case _:
                 raise BrokenInvariant(f"the router has no use for {type(event).__name__}")
         return tuple(sorted(state.deployments))
+
+    def _told(self, turn: Turn, event: ReportsPaced | RouterStopping) -> None:
+        """The process has its say."""
+        match event:
+            case ReportsPaced():
+                reports.pace(turn, event.load_every_s)
+            case RouterStopping():
+                self._state.stopping = True
 
     def _shown(self, turn: Turn, event: Watched | RouteLearned) -> tuple[str, ...]:
         """A bucket or a gate showed what it holds."""
@@ -194,7 +203,7 @@ class Routing:
         state.stopping = False
         for sequence in tuple(state.sequences.values()):
             turn.remove(sequence)
-        state.load_at_s = turn.now_s + reports.LOAD_EVERY_S
+        state.load_at_s = turn.now_s + state.load_every_s
         state.load_asked_at_s = None
         state.served = ""
         for name in sorted(state.deployments):
@@ -222,6 +231,7 @@ class Routing:
         """Let everything that can go on go on."""
         moving.cut_timeouts(turn, deployment)
         attempts.probes_due(turn, deployment)
+        attempts.orphans_due(turn, deployment)
         admission.drain(turn, deployment)
         moving.advance(turn, deployment)
         admission.expire(turn, deployment)

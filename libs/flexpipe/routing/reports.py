@@ -23,9 +23,6 @@ from flexpipe.routing.state import (
     Turn,
 )
 
-LOAD_EVERY_S: Final = 5.0
-"""The load window: short enough for a planner's cycle of 15 s, long enough to hold a few requests."""
-
 COUNT_LIMIT_S: Final = 1.0
 """Counting asks this process only; without an answer the counts known are used."""
 
@@ -53,18 +50,26 @@ def note_tokens(turn: Turn, sequence: SequenceState, tokens: int) -> None:
         if sequence.stage is Stage.STREAMING and sequence.counted_at_s > 0:
             gap_ms = (turn.now_s - sequence.counted_at_s) * 1e3 / fresh
             _sample(window.itl_ms, gap_ms)
+            canary = _canary(turn.deployment(sequence.deployment), sequence.plan)
+            if canary is not None:
+                _sample(canary.itl_ms, gap_ms)
     sequence.tokens = tokens
     sequence.counted_at_s = turn.now_s
 
 
 def note_first_token(turn: Turn, sequence: SequenceState) -> None:
-    """The first token under an epoch came: the plan works, and its canary has one more request."""
+    """The first token under an epoch came: the plan works, and its canary has one more request.
+
+    A canary's TTFT counts from the dispatch: what a request waited for before is not the canary's.
+    """
     deployment = turn.deployment(sequence.deployment)
     assert sequence.plan is not None
+    canary = _canary(deployment, sequence.plan)
     if sequence.ttft_ms is None:
         sequence.ttft_ms = (turn.now_s - sequence.arrived_at_s) * 1e3
         _sample(plan_window(deployment, sequence.plan).ttft_ms, sequence.ttft_ms)
-    canary = _canary(deployment, sequence.plan)
+        if canary is not None:
+            _sample(canary.ttft_ms, (turn.now_s - sequence.dispatched_at_s) * 1e3)
     if canary is not None:
         canary.requests += 1
         _say_canary(turn, deployment, sequence.plan, canary)
@@ -85,6 +90,7 @@ def note_closed(turn: Turn, sequence: SequenceState, finish: str, segments: Segm
     deployment = turn.deployment(sequence.deployment)
     if sequence.plan is not None and finish in ("stop", "length"):
         plan_window(deployment, sequence.plan).finished += 1
+        _canary_learned(turn, deployment, sequence.plan)
     labels = {"deployment": sequence.deployment, "finish": finish}
     turn.ask(Measure(name="flexpipe_router_requests_total", value=1, labels=labels))
     if not _may_report(turn, deployment) and finish != LEDGER_VIOLATION:
@@ -102,6 +108,14 @@ def note_closed(turn: Turn, sequence: SequenceState, finish: str, segments: Segm
         duration_ms=(turn.now_s - sequence.arrived_at_s) * 1e3,
     )
     turn.say(closed, sequence.id)
+
+
+def pace(turn: Turn, load_every_s: float) -> None:
+    """Tell the load this often from now on."""
+    state = turn.state
+    state.load_every_s = load_every_s
+    if state.load_at_s is not None:
+        state.load_at_s = min(state.load_at_s, turn.now_s + load_every_s)
 
 
 def load_due(turn: Turn) -> None:
@@ -128,12 +142,15 @@ def say_load(turn: Turn) -> None:
     state = turn.state
     state.load_asked_at_s = None
     due = state.load_at_s if state.load_at_s is not None else turn.now_s
-    state.load_at_s = max(due, turn.now_s - LOAD_EVERY_S) + LOAD_EVERY_S
+    state.load_at_s = max(due, turn.now_s - state.load_every_s) + state.load_every_s
     for name in sorted(state.deployments):
         deployment = state.deployments[name]
         if deployment.entry is None:
             continue
+        for plan in sorted(deployment.canaries):
+            _canary_learned(turn, deployment, plan)
         mine = state.of(name)
+        waits = [sample for each in deployment.window.values() for sample in each.ttft_ms]
         parked = sum(each.stage is Stage.PARKED for each in mine)
         load = LoadObserved(
             router=state.router,
@@ -142,10 +159,12 @@ def say_load(turn: Turn) -> None:
             arrived=deployment.arrived,
             queued=sum(each.stage is Stage.DISPATCHED for each in mine),
             parked=parked,
+            prompt_tokens=deployment.arrived_tokens,
+            ttft_p95_ms=percentile(waits, 0.95),
             plans=tuple(_plan_load(deployment, plan, mine) for plan in _plans(deployment, mine)),
         )
         turn.say(load, name, turn.now_s)
-        deployment.arrived = 0
+        deployment.arrived = deployment.arrived_tokens = 0
         deployment.window = {}
         deployment.window_since_s = turn.now_s
 
@@ -195,8 +214,16 @@ def _canary(deployment: DeploymentState, plan: str) -> CanaryCount | None:
     return deployment.canaries.setdefault(plan, CanaryCount())
 
 
+def _canary_learned(turn: Turn, deployment: DeploymentState, plan: str) -> None:
+    """Tell of a canary anew where more is known of its latency than was told."""
+    canary = _canary(deployment, plan)
+    if canary is not None and len(canary.itl_ms) > canary.itl_told:
+        _say_canary(turn, deployment, plan, canary)
+
+
 def _say_canary(turn: Turn, deployment: DeploymentState, plan: str, canary: CanaryCount) -> None:
     assert deployment.entry is not None
+    canary.itl_told = len(canary.itl_ms)
     observed = CanaryObserved(
         router=turn.state.router,
         deployment=deployment.name,
@@ -205,6 +232,8 @@ def _say_canary(turn: Turn, deployment: DeploymentState, plan: str, canary: Cana
         requests=canary.requests,
         errors=canary.errors,
         reason=canary.reason,
+        ttft_p50_ms=percentile(canary.ttft_ms, 0.50),
+        itl_p50_ms=percentile(canary.itl_ms, 0.50),
     )
     turn.say(observed, deployment.name, plan, observed.shift, canary.requests, canary.errors)
 

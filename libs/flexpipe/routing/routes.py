@@ -112,6 +112,7 @@ def _route(turn: Turn, entry: Entry) -> None:
 def _put_in_force(turn: Turn, deployment: DeploymentState, entry: RouteEntry) -> None:
     deployment.entry = entry
     attempts.forgive(deployment)
+    attempts.plans_left(turn, deployment)
     plans = tuple(routed.plan.id for routed in entry.plans)
     canaries = tuple(routed.plan.id for routed in entry.in_state(PlanState.CANARY))
     deployment.picks.forget(plans)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from flexpipe.events.message import Message
 from flexpipe.events.outgoing import publish
@@ -19,6 +20,10 @@ from flexpipe.model.sequence import MovedSequence, Verdict
 from flexpipe.routing.ledger import MoveCause
 from flexpipe.routing.picking import PickMemory
 from flexpipe.routing.places import Places
+
+LOAD_EVERY_S: Final = 5.0
+"""The load window: short enough for a planner's cycle of 15 s, long enough to hold a few requests. A router whose
+deployments run at a time scale is told of a shorter one (`ReportsPaced`)."""
 
 
 class Stage(StrEnum):
@@ -68,6 +73,7 @@ class SequenceState:
     epoch: int = 0
     tokens: int = 0
     counted_at_s: float = 0.0
+    dispatched_at_s: float = 0.0
     moves: int = 0
     failures: int = 0
     waiting_since_s: float | None = (
@@ -125,6 +131,11 @@ class HandOver:
         return tuple(sorted({*self.from_plans, *self.lost_plans}))
 
     @property
+    def is_done(self) -> bool:
+        """Whether its last report was made."""
+        return self.phase is HandOverPhase.DONE
+
+    @property
     def remaining(self) -> int:
         """Sequences that are not handed over yet."""
         return len(self.queue) + len(self.batch)
@@ -142,11 +153,14 @@ class PlanHealth:
 
 @dataclass(slots=True)
 class CanaryCount:
-    """Requests and errors of a plan while it is a canary."""
+    """Requests and errors of a plan while it is a canary, and its latencies. Samples are bounded."""
 
     requests: int = 0
     errors: int = 0
     reason: str | None = None
+    ttft_ms: list[float] = field(default_factory=list)  # from the dispatch to it
+    itl_ms: list[float] = field(default_factory=list)
+    itl_told: int = 0  # samples that were there when it was last told of
 
 
 @dataclass(slots=True)
@@ -174,8 +188,10 @@ class DeploymentState:
     highest: Fence | None = None
     hand_over: HandOver | None = None
     cuts_due_s: float | None = None  # no cut reaches its limit before
+    gone_at_s: float | None = None  # when sequences leave plans that the entry does not have
     canaries: dict[str, CanaryCount] = field(default_factory=dict)
     arrived: int = 0
+    arrived_tokens: int = 0  # of their prompts
     window: dict[str, PlanWindow] = field(default_factory=dict)
     window_since_s: float = 0.0
     closed_tokens: float = 0.0  # allowance of `SequenceClosed` reports
@@ -202,6 +218,7 @@ class State:
     roster_writes: int = 0
     deployments: dict[str, DeploymentState] = field(default_factory=dict)
     sequences: dict[str, SequenceState] = field(default_factory=dict)
+    load_every_s: float = LOAD_EVERY_S
     load_at_s: float | None = None
     load_asked_at_s: float | None = None
     served: str = ""  # the last `ServeModels`, as JSON

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import AsyncIterator, Coroutine
 from typing import Final
 
 from flexpipe.bus import Bus, BusSettings, Hearing, MachineShell, connect
@@ -14,11 +15,12 @@ from flexpipe.engines.client import engine_http
 from flexpipe.events.route import MoveSequences, RouterSeat
 from flexpipe.kernel.errors import Unavailable
 from flexpipe.kernel.machine import Entry, Put
+from flexpipe.router.answering import Answering
 from flexpipe.router.desk import Desk
 from flexpipe.router.http import Front
 from flexpipe.router.settings import Settings
 from flexpipe.routing.effects import EndWithError
-from flexpipe.routing.inputs import RouterStopping
+from flexpipe.routing.inputs import ReportsPaced, RouterStopping
 from flexpipe.routing.machine import Routing
 from flexpipe.telemetry.health import serving
 from flexpipe.telemetry.meters import Meters
@@ -52,6 +54,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             SpanLog(bus, also=otlp) as spans,
         ):
             await bus.echo(ECHO_LIMIT_S)
+            answering = Answering(settings.name)
             desk = Desk(
                 http,
                 meters,
@@ -59,6 +62,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 unread_frames=settings.unread_frames,
                 silence_limit_s=settings.silence_limit_s,
                 sequences_limit=settings.sequences_limit,
+                answered=answering.note,
             )
             await _take_seat(bus, settings)
             shell = MachineShell(
@@ -74,11 +78,25 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 journaled=True,
                 resume=True,
             )
-            async with shell:
+            desk.tell(ReportsPaced(load_every_s=settings.load_every_s))
+            async with shell, _running(answering.run(bus.publish)):
                 await _serve_http(settings, stop, desk, shell)
             await _leave_seat(bus, settings)
     finally:
         await asyncio.to_thread(otlp.close)
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run it beside the block, until the block ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
 
 
 async def _serve_http(

@@ -51,10 +51,11 @@ class Desk:
         unread_frames: int,
         silence_limit_s: float,
         sequences_limit: int,
+        answered: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.texts = Texts()
         self.meters = meters
-        self.house = House(http, self.tell, meters, unread_frames, silence_limit_s)
+        self.house = House(http, self.tell, meters, unread_frames, silence_limit_s, answered)
         self.stopping = False
         self._read_routes = read_routes
         self._limit = sequences_limit

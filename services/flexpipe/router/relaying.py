@@ -98,6 +98,7 @@ class Relaying(Running):
     async def _pass_on(self, order: Dispatch, answer: Relayed) -> bool:
         """Whether all of it was passed on."""
         async for part in answer.body:
+            self.house.answered(order.plan)
             if not self.outbox.opened:
                 self._open(order, answer)
             self.outbox.write(part)
@@ -115,6 +116,8 @@ class Relaying(Running):
             if size > WHOLE_LIMIT_BYTES:
                 raise EngineRefused(413, f"the answer exceeds {WHOLE_LIMIT_BYTES} bytes")
             parts.append(part)
+        if answer.status < 400:
+            self.house.answered(order.plan)
         self._open(order, answer)
         for part in parts:
             self.outbox.write(part)

@@ -173,6 +173,8 @@ class Resuming(Running):
 
     def _take(self, ledger: SequenceLedger, order: Dispatch, chunk: Chunk) -> None:
         """Take what is new in a chunk: to the ledger, into text, to the client."""
+        if chunk.output_ids:
+            self.house.answered(order.plan)
         held = max(0, len(ledger) - ledger.base - OVERLAP_TOKENS)
         outcome = ledger.accept(order.plan, order.epoch, held, chunk.output_ids[held:])
         match outcome:

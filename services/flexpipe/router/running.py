@@ -60,6 +60,7 @@ class House:
     meters: Meters
     unread_frames: int
     silence_limit_s: float
+    answered: Callable[[str], None] = lambda _: None  # told the plan whose engine gave something
 
 
 class Running(ABC):

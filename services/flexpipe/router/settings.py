@@ -33,6 +33,8 @@ class Settings(ServiceSettings):
     silence_limit_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
     # Comment frames while nothing else is said. Off: the status stays open for a retry until the first content.
     keepalive_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+    # The window of load reports. Shorter where deployments run at a time scale, so that windows hold as much of it.
+    load_every_s: Annotated[float, Field(ge=0.5, le=60)] = 5.0
     # How long streams may finish after the order to stop; then each gets one clear error.
     stop_limit_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
 
