@@ -78,6 +78,7 @@ class Desk(Frozen):
     lost: tuple[str, ...] = ()  # of them, gone without a shift, and nothing new since
     held: tuple[Held, ...] = ()
     busy_load: Load | None = None  # the newest load that was one
+    seen_since_s: float | None = None  # load was known in every proposal since then
     queued: int = 0  # of the newest proposal
     promise: Promise | None = None
 
@@ -150,6 +151,17 @@ class Desk(Frozen):
     def release(self, gear: str) -> Desk:
         """A gear that came into force has not failed."""
         return self.model_copy(update={"held": tuple(h for h in self.held if h.gear != gear)})
+
+    def loaded(self, load: Load, at_s: float) -> Desk:
+        """After a proposal's load was seen, and before it is judged by what was seen earlier."""
+        if load.data == "no-data":
+            return self.model_copy(update={"seen_since_s": None})
+        since_s = at_s if self.seen_since_s is None else self.seen_since_s
+        return self.model_copy(update={"seen_since_s": since_s})
+
+    def seen_s(self, now_s: float) -> float:
+        """For how long load has been known. Windows are not longer than that, whatever they are called."""
+        return 0.0 if self.seen_since_s is None else max(now_s - self.seen_since_s, 0.0)
 
     def tidy(self, now_s: float, in_flight: int | None) -> Desk:
         """Without an order that nobody has answered within its limit."""

@@ -198,6 +198,7 @@ class Estimator:
             self._decline(proposal, "declared", f"deployment {name} is not declared")
             del self._desks[name]
             return
+        desk = desk.loaded(proposal.load, proposal.at_s)
         desk = self._decide(desk, proposal, deployment)
         desk = self._compare(desk, proposal)
         changes: dict[str, object] = {"pending": None, "queued": proposal.load.queued}
@@ -217,7 +218,7 @@ class Estimator:
             why = "" if first is None else f": {first.what}: {first.reason}"
             self._decline(proposal, "candidates", f"no gear but the one in force is possible{why}")
             return desk
-        need = pressing(proposal, desk, deployment.policy)
+        need = pressing(proposal, desk, deployment.policy, self._now_s)
         loads = loads_to_judge_by(proposal, desk, need)
         try:
             weighed = weigh(proposal, deployment, loads)

@@ -108,15 +108,21 @@ def fresh(asked: Asked) -> GuardVerdict:
 
 
 def known(asked: Asked) -> GuardVerdict:
-    """Without data there is no prediction worth a shift, and without traffic nothing to be gained; but what serves
-    nobody, or soon will not, cannot wait for either."""
+    """Without data there is no prediction worth a shift, without traffic nothing to be gained, and the first seconds of
+    traffic are no load yet; but what serves nobody, or soon will not, cannot wait for any of it."""
     load = asked.proposal.load
-    forced = asked.pressing is not None and asked.pressing.forces
-    if load.data == "no-data" and not forced:
-        return _no("known", f"no router was heard of {asked.name} within {load.window_s:g} s")
-    if load.data == "idle" and not forced:
-        return _no("known", f"no request came to {asked.name} within {load.window_s:g} s")
     says = f"{asked.load.arrived_per_s:.2f} requests/s are the load that it is judged by"
+    if asked.pressing is not None and asked.pressing.forces:
+        return _yes("known", says)
+    if load.data == "no-data":
+        return _no("known", f"no router was heard of {asked.name} within {load.window_s:g} s")
+    if load.data == "idle":
+        return _no("known", f"no request came to {asked.name} within {load.window_s:g} s")
+    seen_s, window_s = asked.desk.seen_s(asked.now_s), asked.deployment.policy.load_window_s
+    if seen_s < window_s:
+        return _no(
+            "known", f"load is known for {seen_s:.0f} s, less than a window of {window_s:g} s"
+        )
     return _yes("known", says)
 
 
@@ -149,9 +155,12 @@ def staying(asked: Asked) -> GuardVerdict:
     Where the gear in force goes, a short stay beats none: start and switch are asked for, the price sees to the rest.
     """
     forced = asked.pressing is not None and asked.pressing.forces
-    patience_s = 0.0 if forced else asked.deployment.policy.cooldown_s
-    needed_s = asked.price.start_s + asked.price.switch_s + patience_s
+    policy = asked.deployment.policy
     stays_s = asked.candidate.stays_s
+    if stays_s >= policy.horizon_s:  # nobody looks further than that
+        return _yes("staying", f"its blocks stay for the horizon of {policy.horizon_s:.0f} s")
+    patience_s = 0.0 if forced else policy.cooldown_s
+    needed_s = asked.price.start_s + asked.price.switch_s + patience_s
     says = (
         f"its blocks stay {stays_s:.0f} s; start, switch and {patience_s:.0f} s of use take"
         f" {needed_s:.0f} s"

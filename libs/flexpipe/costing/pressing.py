@@ -15,6 +15,8 @@ from flexpipe.model.outlook import Load
 
 MISSED_MARGIN: Final = 1.1
 """An SLO counts as missed where a tenth more comes than the gear in force can carry: a roofline errs by that."""
+LONG_SEEN_WINDOWS: Final = 2
+"""Short windows for which load must be known before the long one says more than the short one."""
 NOMINAL_LOAD: Final = Load(
     data="busy", window_s=0.0, arrived_per_s=1.0, prompt_tokens=512.0, output_tokens=256.0
 )
@@ -28,28 +30,34 @@ class Pressing(Frozen):
     forces: bool
 
 
-def pressing(proposal: CandidatesProposed, desk: Desk, policy: Policy) -> Pressing | None:
+def pressing(
+    proposal: CandidatesProposed, desk: Desk, policy: Policy, now_s: float
+) -> Pressing | None:
     """The most pressing need, or None."""
     current = proposal.current
-    if not current.gear.shares:
+    alive = {plan.plan for plan in current.outlook.plans}
+    if not alive:
         return Pressing(says=f"nothing serves {proposal.deployment}", forces=True)
-    if desk.lost:
-        lost = ", ".join(desk.lost)
-        return Pressing(says=f"{len(desk.lost)} plan(s) were lost: {lost}", forces=True)
+    # The planner sees devices go before the executor has taken their plan out of the route entry.
+    dead = [plan.id for plan in current.gear.plans if plan.id not in alive]
+    lost = sorted({*desk.lost, *dead})
+    if lost:
+        return Pressing(says=f"{len(lost)} plan(s) were lost: {', '.join(lost)}", forces=True)
     if current.stays_s < policy.horizon_s:
         says = f"the gear in force goes in {max(current.stays_s, 0.0):.0f} s"
         return Pressing(says=says, forces=True)
-    return _missing(proposal, desk)
+    seen_s = desk.seen_s(now_s)
+    return _missing(proposal, desk, knows_long=seen_s >= LONG_SEEN_WINDOWS * policy.load_window_s)
 
 
-def _missing(proposal: CandidatesProposed, desk: Desk) -> Pressing | None:
+def _missing(proposal: CandidatesProposed, desk: Desk, *, knows_long: bool) -> Pressing | None:
     """The SLO is certain to be missed: more comes than is carried, and that is no passing peak."""
     load, long = proposal.load, proposal.long_load
     holds = proposal.current.outlook.good_requests_per_s
     limit = holds * MISSED_MARGIN
     if load.data != "busy" or load.arrived_per_s <= limit:
         return None
-    over_both = long.data == "busy" and long.arrived_per_s > limit
+    over_both = knows_long and long.data == "busy" and long.arrived_per_s > limit
     grows = 0 < desk.queued < load.queued
     if not over_both and not grows:
         return None

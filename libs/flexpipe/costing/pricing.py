@@ -19,9 +19,10 @@ from typing import Final
 
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment
+from flexpipe.model.gear import Gear
 from flexpipe.model.outlook import Candidate, GearOutlook, Load, PlanOutlook, Price
 from flexpipe.model.plan import Plan
-from flexpipe.performance.outlook import gear_outlook
+from flexpipe.performance.outlook import gear_outlook, request_shape
 from flexpipe.performance.starting import start_s
 from flexpipe.performance.steps import step_times
 
@@ -51,10 +52,13 @@ class Moving:
 
 
 def outlook_under(candidate: Candidate, deployment: Deployment, load: Load) -> Candidate:
-    """The candidate with what its gear would deliver under another load than it was proposed for."""
-    if not candidate.gear.shares:
-        return candidate.model_copy(update={"outlook": GearOutlook()})
-    return candidate.model_copy(update={"outlook": gear_outlook(candidate.gear, deployment, load)})
+    """The candidate with what its gear would deliver under another load than it was proposed for.
+
+    A plan of the gear in force that its outlook leaves out is dead, and delivers nothing under any load.
+    """
+    alive = {plan.plan for plan in candidate.outlook.plans}
+    living = Gear(shares=tuple(s for s in candidate.gear.shares if s.plan.id in alive))
+    return candidate.model_copy(update={"outlook": gear_outlook(living, deployment, load)})
 
 
 def price(deployment: Deployment, load: Load, current: Candidate, candidate: Candidate) -> Price:
@@ -62,7 +66,7 @@ def price(deployment: Deployment, load: Load, current: Candidate, candidate: Can
     policy = deployment.policy
     horizon_s = max(min(candidate.stays_s, policy.horizon_s), 0.0)
     ready_s = _start_s(candidate, deployment)
-    goes = not current.gear.shares or current.stays_s < horizon_s
+    goes = not current.outlook.plans or current.stays_s < horizon_s
     now, then = _counted(current.outlook, goes=goes), _counted(candidate.outlook, goes=goes)
     stays_s = max(min(current.stays_s, horizon_s), 0.0)
     served_s = max(horizon_s - ready_s, 0.0)
@@ -130,7 +134,7 @@ def _canary_s(
     deployment: Deployment, load: Load, current: Candidate, candidate: Candidate
 ) -> float:
     """Until enough requests came to the canary. There is none where nothing starts, or nothing serves."""
-    if not candidate.starts or not current.gear.shares:
+    if not candidate.starts or not current.outlook.plans:
         return 0.0
     policy = deployment.policy
     coming_per_s = policy.canary_share * load.arrived_per_s
@@ -140,8 +144,8 @@ def _canary_s(
 
 def _moving(deployment: Deployment, load: Load, current: Candidate, candidate: Candidate) -> Moving:
     leaving = [plan for plan in current.outlook.plans if candidate.gear.weight(plan.plan) == 0]
-    # A sequence is in the middle of its answer, on average.
-    context_tokens = load.prompt_tokens + load.output_tokens / 2
+    prompt_tokens, output_tokens = request_shape(load)
+    context_tokens = prompt_tokens + output_tokens / 2  # in the middle of its answer, on average
     rates = (
         _prefill_tokens_per_s(plan, deployment, context_tokens) for plan in candidate.gear.plans
     )
@@ -164,12 +168,11 @@ def _prefill_tokens_per_s(plan: Plan, deployment: Deployment, context_tokens: fl
         raise InvalidInput(
             "model.facts", None, "apply the deployment again, so that its config.json is read"
         )
-    # A prompt of one token is what a load without any is reckoned by.
     times = step_times(
         plan,
         facts,
         engine.dtype,
-        context_tokens=max(context_tokens, 1.0),
+        context_tokens=context_tokens,
         capacity_tokens=engine.max_total_tokens,
     )
     return times.prefill_tokens_per_s * engine.time_scale

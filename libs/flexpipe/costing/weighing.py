@@ -56,5 +56,6 @@ def weigh(
 def _under(
     candidate: Candidate, proposal: CandidatesProposed, deployment: Deployment, load: Load
 ) -> Candidate:
-    """The planner's own outlook where the load is the one that it proposed for."""
-    return candidate if load == proposal.load else outlook_under(candidate, deployment, load)
+    """The planner's own outlook where the load is the one that it proposed for (without traffic it assumes another)."""
+    is_its_own = load == proposal.load and load.data == "busy"
+    return candidate if is_its_own else outlook_under(candidate, deployment, load)
