@@ -82,6 +82,11 @@ class StepTimes:
             for stage in self.stages
         )
 
+    @property
+    def kv_token_ms(self) -> float:
+        """What each token of KV adds to a step that reads it (of the slowest stage)."""
+        return max(stage.kv_each_token_ms for stage in self.stages)
+
     def decode_ms(self, batch: float, context_tokens: float | None = None) -> float:
         """Between two tokens of a sequence, with `batch` sequences running."""
         context = self.context_tokens if context_tokens is None else context_tokens
@@ -102,6 +107,8 @@ class StepTimes:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Rate at which prompts of `context_tokens` tokens are read, one after the other."""
+        if self.context_tokens <= 0:
+            return 0.0
         return self.context_tokens / self.prefill_busy_ms(self.context_tokens) * 1e3
 
     def terms_ms(self, batch: float) -> dict[str, float]:

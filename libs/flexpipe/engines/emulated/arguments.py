@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from flexpipe.engines.emulated.checkpoint import FIRST_WORD_ID
 from flexpipe.engines.emulated.oracle import Oracle
-from flexpipe.engines.emulated.table import PerformanceTable, layout_name, read_table
+from flexpipe.engines.emulated.table import Curve, PerformanceTable, layout_name, read_table
 
 MAX_RANKS = 1024
 MIN_TOTAL_TOKENS = 16
@@ -77,6 +77,13 @@ def parse_arguments(argv: Sequence[str]) -> EngineArguments:
     add("--dist-init-addr", default=None, help="host:port of rank 0's rendezvous")
     add("--dist-timeout", dest="dist_timeout_s", type=float, default=60.0, help="real seconds")
     add("--performance", type=Path, default=None, help="TOML table; see table.py")
+    add("--start-s", type=float, default=None, help="in place of the table's, like the next ones")
+    add("--decode-curve-ms", default=None, help="see table.py")
+    add("--decode-kv-token-ms", type=float, default=0.0, help="see table.py")
+    add("--prefill-curve-ms", default=None, help="see table.py")
+    add("--max-running", type=int, default=None)
+    add("--weights-bytes", type=int, default=None)
+    add("--kv-bytes-per-token", type=int, default=None)
     add("--time-scale", type=float, default=1.0, help="virtual seconds in one real second")
     add("--max-total-tokens", type=int, default=None, help="KV capacity; default: the table's")
     add("--context-length", type=int, default=None, help="default: the model's")
@@ -111,13 +118,25 @@ def parse_arguments(argv: Sequence[str]) -> EngineArguments:
 
 
 def _table(given: argparse.Namespace) -> PerformanceTable:
-    table = read_table(given.performance)
+    """The table, with what flags say in its place. Raises ValueError, one line."""
     capacity = given.max_total_tokens
-    if capacity is None:
-        return table
-    if capacity < MIN_TOTAL_TOKENS:
+    if capacity is not None and capacity < MIN_TOTAL_TOKENS:
         raise Refused(f"--max-total-tokens {capacity} must be at least {MIN_TOTAL_TOKENS}")
-    return table.model_copy(update={"max_total_tokens": capacity})
+    changes: dict[str, object] = {
+        "max_total_tokens": capacity,
+        "start_s": given.start_s,
+        "max_running": given.max_running,
+        "weights_bytes": given.weights_bytes,
+        "kv_bytes_per_token": given.kv_bytes_per_token,
+    }
+    if given.decode_curve_ms is not None:
+        curve = Curve.read(given.decode_curve_ms)
+        step = {"base": 0.0, "curve": curve, "kv_token_ms": given.decode_kv_token_ms}
+        changes["decode_step_ms"] = {"default": step}
+    if given.prefill_curve_ms is not None:
+        changes["prefill_curve"] = Curve.read(given.prefill_curve_ms)
+    told = {name: value for name, value in changes.items() if value is not None}
+    return read_table(given.performance).changed(told)
 
 
 def _read_config(model_path: Path) -> dict[str, object]:

@@ -176,7 +176,7 @@ class Scheduler:
                 self._step(admitted)
             elif self._running:
                 step = self._step_time
-                await self._spend((step.base + step.per_sequence * len(self._running)) / 1e3)
+                await self._spend(step.ms(len(self._running), self.used_tokens) / 1e3)
                 self._step(list(self._running))
 
     def _admit(self) -> list[Sequence]:

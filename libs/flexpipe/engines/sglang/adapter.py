@@ -84,7 +84,7 @@ class SglangAdapter:
             *_layout_flags(group),
             *(CPU_FLAGS if cpu else _gpu_flags()),
             *("--dtype", group.engine.dtype),
-            *("--max-total-tokens", str(group.engine.max_total_tokens)),
+            *("--max-total-tokens", str(group.plan.kv_tokens or group.engine.max_total_tokens)),
             *("--random-seed", str(RANDOM_SEED)),
             *("--log-level-http", "warning"),
             # /v1/loads answers from a snapshot, by default up to 15 decode iterations old.
