@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
@@ -170,7 +171,7 @@ class Fleet(Frozen):
         """Of the newest change that is in this picture."""
         return max((node.revision for node in self.nodes), default=0)
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Every block and sub-block, largest first, then by id."""
         every = [block for node in self.nodes for block in node.blocks]
