@@ -116,6 +116,18 @@ METRICS: tuple[Metric, ...] = (
         buckets=PHASES_S,
     ),
     Metric(
+        name="flexpipe_planner_proposals_total",
+        kind="counter",
+        says="Proposals, by what asked for the look: the cycle, the fleet, a shift, a lost plan, room.",
+        labels=("deployment", "reason"),
+    ),
+    Metric(
+        name="flexpipe_planner_candidates_total",
+        kind="counter",
+        says="Candidates in proposals: gears that are better than the one in force.",
+        labels=("deployment",),
+    ),
+    Metric(
         name="flexpipe_estimator_orders_total",
         kind="counter",
         says="Shifts that the estimator ordered.",

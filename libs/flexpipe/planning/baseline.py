@@ -1,0 +1,79 @@
+"""The gear that the escape hatch forces, resolved on the newest fleet. Called by the planner's machine.
+
+What runs already is taken first, serving plans before retiring ones, so that pulling the hatch starts nothing where
+nothing needs to be started; free blocks come second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from flexpipe.gears.notation import resolve_gear
+from flexpipe.kernel.errors import InvalidInput
+from flexpipe.model.deployment import Deployment
+from flexpipe.model.fleet import DeviceRef, Fleet
+from flexpipe.model.gear import EMPTY_GEAR, Gear, PlanShare
+from flexpipe.model.plan import Plan
+from flexpipe.model.route import PlanState, RouteEntry
+from flexpipe.model.shift import DeviceReservations
+from flexpipe.planning.proposal import is_alive
+
+_FORM: Final = re.compile(r"^(?:(?P<weight>\d+(?:\.\d+)?)\*)?(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?$")
+"""A part of a notation that names neither devices nor layers: any plan of that form is it."""
+_ORDER: Final = (PlanState.ACTIVE, PlanState.FROZEN, PlanState.CANARY, PlanState.RETIRING)
+
+
+def resolve(
+    deployment: Deployment,
+    entry: RouteEntry | None,
+    fleet: Fleet,
+    held: Mapping[DeviceRef, DeviceReservations],
+) -> tuple[Gear | None, str | None]:
+    """(gear, None), or (None, what is missing)."""
+    if deployment.baseline.strip() == "empty":
+        return EMPTY_GEAR, None
+    running = _running(entry, fleet)
+    used = {ref: each.total_bytes for ref, each in held.items()}
+    shares: dict[str, PlanShare] = {}
+    missing: list[str] = []
+    for part in deployment.baseline.replace(" ", "").split("+"):
+        share = _share_of_running(part, deployment, fleet, running)
+        if share is None:
+            missing.append(part)
+            continue
+        running.remove(share.plan)
+        shares[share.plan.id] = share
+    try:
+        for part in missing:
+            for share in resolve_gear(part, deployment, fleet, used).shares:
+                shares[share.plan.id] = share
+                for ref, need in share.plan.claims():
+                    used[ref] = used.get(ref, 0) + need
+    except InvalidInput as fault:
+        return None, f"{deployment.baseline}: {fault}"
+    return Gear(shares=tuple(shares[id_] for id_ in sorted(shares))), None
+
+
+def _running(entry: RouteEntry | None, fleet: Fleet) -> list[Plan]:
+    """Plans of the entry that are alive, serving ones first."""
+    routed = () if entry is None else entry.plans
+    ordered = sorted(routed, key=lambda each: (_ORDER.index(each.state), each.plan.id))
+    return [each.plan for each in ordered if is_alive(each.plan, fleet)]
+
+
+def _share_of_running(
+    part: str, deployment: Deployment, fleet: Fleet, running: list[Plan]
+) -> PlanShare | None:
+    form = _FORM.match(part)
+    if form is not None and (form["tp"] or form["pp"]):
+        wanted = (int(form["tp"] or 1), int(form["pp"] or 1))
+        found = next((plan for plan in running if (plan.tp, plan.pp) == wanted), None)
+        weight = float(form["weight"] or 1.0)
+        return None if found is None else PlanShare(plan=found, weight=weight)
+    try:
+        (share,) = resolve_gear(part, deployment, fleet, {}).shares
+    except InvalidInput:
+        return None
+    return share if share.plan in running else None

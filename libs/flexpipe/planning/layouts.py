@@ -1,0 +1,148 @@
+"""Which plans a model allows on free blocks, each layout tried once over equal blocks. Called by `proposal`.
+
+A layout is a width and the kinds of blocks under its stages: one block is one stage of its width, two to `PP_LIMIT`
+equal widths are a pipeline, strongest first. What does not divide, does not fit or is not carried is written down with
+its numbers, never silently left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import Final
+
+from flexpipe.gears.layout import build_plan, check_depth, check_width
+from flexpipe.kernel.errors import InvalidInput
+from flexpipe.model.deployment import Deployment, ModelFacts
+from flexpipe.model.fleet import Fleet
+from flexpipe.model.outlook import Load, PlanOutlook, Rejected
+from flexpipe.model.plan import Plan
+from flexpipe.performance.outlook import plan_outlook
+from flexpipe.planning.ground import Ground
+from flexpipe.planning.spots import Kind, Spot, place
+
+PP_LIMIT: Final = 4
+"""Stages of a pipeline at most. Each adds its latency to every token, and four of the smallest blocks hold what one of
+the largest does."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Kinds of blocks in stage order."""
+
+    kinds: tuple[Kind, ...]
+
+    @property
+    def tp(self) -> int:
+        """Width of every stage."""
+        return self.kinds[0].size
+
+    @property
+    def pp(self) -> int:
+        """Stages."""
+        return len(self.kinds)
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return self.tp * self.pp
+
+    @property
+    def shape(self) -> str:
+        """Such as `tp2`, `pp3`, `tp4pp2`."""
+        width = f"tp{self.tp}" if self.tp > 1 or self.pp == 1 else ""
+        return width + (f"pp{self.pp}" if self.pp > 1 else "")
+
+    @cached_property
+    def key(self) -> str:
+        """Its identity as text: what ties are broken by."""
+        return f"{self.shape} {[tuple(kind) for kind in self.kinds]}"
+
+    def __str__(self) -> str:
+        counts = {kind: self.kinds.count(kind) for kind in dict.fromkeys(self.kinds)}
+        parts = [f"{count} of {kind}" if count > 1 else str(kind) for kind, count in counts.items()]
+        return f"{self.shape} on " + " and ".join(parts)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A layout that fits, with what one plan of it would deliver."""
+
+    layout: Layout
+    plan: Plan  # over the first blocks that were free
+    outlook: PlanOutlook
+
+    @property
+    def rate(self) -> float:
+        """Requests a second at which it holds the SLO."""
+        return self.outlook.good_requests_per_s
+
+
+def options(
+    deployment: Deployment, ground: Ground, fleet: Fleet, load: Load
+) -> tuple[tuple[Option, ...], tuple[Rejected, ...]]:
+    """Layouts that fit on free blocks and can hold the SLO (any, where none can), and what is left out and why."""
+    facts = deployment.model.facts
+    if facts is None:
+        why = (
+            "model.facts is not known: apply the deployment again, so that its config.json is read"
+        )
+        return (), (Rejected(what="every layout", reason=why),)
+    found: list[Option] = []
+    slow: list[Option] = []
+    rejected: list[Rejected] = []
+    for layout in _layouts(ground, facts, rejected):
+        spots = place(ground.spots, layout.kinds, 0)
+        if spots is None:
+            continue
+        try:
+            plan = lay(deployment, layout, spots, fleet)
+            outlook = plan_outlook(plan, deployment, load)
+        except InvalidInput as fault:
+            rejected.append(Rejected(what=str(layout), reason=f"{fault.field}: {fault.fix}"))
+            continue
+        (found if outlook.good_requests_per_s > 0 else slow).append(Option(layout, plan, outlook))
+    if not found:
+        return tuple(slow), tuple(rejected)  # better slowly than not at all
+    return tuple(found), (*rejected, *(_too_slow(option, deployment) for option in slow))
+
+
+def _too_slow(option: Option, deployment: Deployment) -> Rejected:
+    slo = deployment.slo
+    why = f"slo: not even one request at a time holds TTFT {slo.ttft_ms:g} ms and ITL {slo.itl_ms:g} ms"
+    return Rejected(what=str(option.layout), reason=why)
+
+
+def lay(deployment: Deployment, layout: Layout, spots: Sequence[Spot], fleet: Fleet) -> Plan:
+    """The plan of a layout over these blocks. Raises InvalidInput where it does not fit."""
+    blocks = [spot.block for spot in spots]
+    return build_plan(
+        deployment,
+        tp=layout.tp,
+        pp=layout.pp,
+        devices=tuple(ref for block in blocks for ref in block.devices),
+        fleet=fleet,
+    )
+
+
+def _layouts(ground: Ground, facts: ModelFacts, rejected: list[Rejected]) -> Iterator[Layout]:
+    """Layouts whose width and depth suit the model: by width, then depth, then strength of their blocks."""
+    by_width: dict[int, list[Kind]] = {}
+    for kind in ground.spots:
+        by_width.setdefault(kind.size, []).append(kind)
+    for width in sorted(by_width):
+        try:
+            check_width(facts, width)
+        except InvalidInput as fault:
+            rejected.append(Rejected(what=f"tp{width}", reason=fault.fix))
+            continue
+        for depth in range(1, PP_LIMIT + 1):
+            try:
+                check_depth(facts, depth)
+            except InvalidInput as fault:
+                rejected.append(Rejected(what=f"pp{depth} and deeper", reason=fault.fix))
+                break
+            for kinds in combinations_with_replacement(by_width[width], depth):
+                yield Layout(kinds)
