@@ -7,6 +7,7 @@ from typing import Any
 
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import ModelFacts
+from flexpipe.performance.memory import BYTES_OF_DTYPE
 
 
 def facts_of(config: Mapping[str, Any], *, weights_bytes: int) -> ModelFacts:
@@ -41,6 +42,22 @@ def facts_of(config: Mapping[str, Any], *, weights_bytes: int) -> ModelFacts:
         tied_embeddings=bool(tied),
         architecture=str(architectures[0]),
     )
+
+
+def dense_weights_bytes(config: Mapping[str, Any], dtype: str) -> int:
+    """Bytes of the weights of a dense Llama-like model, reckoned from the shapes in its `config.json`.
+
+    Embeddings vocab × hidden (twice where they are not tied) + a layer: attention hidden × head dim × (2 × heads +
+    2 × KV heads), MLP 3 × hidden × intermediate, two norms of hidden + the last norm. Llama-2-7B: 6,738,415,616
+    parameters. Raises InvalidInput naming the field that is missing.
+    """
+    facts = facts_of(config, weights_bytes=1)
+    text = config.get("text_config", config)
+    intermediate = _count(text, "intermediate_size")
+    attention = facts.hidden * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
+    layer = attention + 3 * facts.hidden * intermediate + 2 * facts.hidden
+    embeddings = facts.vocab * facts.hidden * (1 if facts.tied_embeddings else 2)
+    return (embeddings + facts.layers * layer + facts.hidden) * BYTES_OF_DTYPE[dtype]
 
 
 def _count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:

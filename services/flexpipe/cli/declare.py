@@ -9,10 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flexpipe.cli.models import ensure_emulated
+from flexpipe.engines.emulated.adapter import ROOFLINE
+from flexpipe.engines.emulated.table import PerformanceTable, read_table
 from flexpipe.engines.registry import ENGINES
-from flexpipe.gears.facts import facts_of
+from flexpipe.gears.facts import dense_weights_bytes, facts_of
+from flexpipe.gears.notation import check_notation
 from flexpipe.kernel.errors import InvalidInput
-from flexpipe.model.deployment import Deployment, ModelFacts
+from flexpipe.model.deployment import BOUNDS, Deployment, EngineSettings, ModelFacts, Policy
 from flexpipe.performance.memory import BYTES_OF_DTYPE
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -20,44 +24,95 @@ LARGEST_FILE_BYTES = 1 << 20
 
 
 def read_deployment(path: Path) -> Deployment:
-    """The deployment that a file declares, ready to be stored.
+    """The deployment that a file declares, as it is stored: with the model's facts, times in real seconds.
 
-    Raises InvalidInput: the file cannot be read, is not TOML, has a field that is unknown, missing or wrong, names
-    a model folder that is not there, or an engine that nobody registered.
+    Raises InvalidInput: the file cannot be read, is not TOML, has a field that is unknown, missing or wrong, a policy
+    outside its bounds, names a model folder that is not there, or an engine that nobody registered.
     """
     table = _read_table(path)
     try:
         declared = Deployment.model_validate(table)
     except ValidationError as error:
         raise _first_fault(path, error) from error
-    if declared.engine.kind not in ENGINES:
-        raise InvalidInput(
-            "engine.kind", declared.engine.kind, "use one of " + ", ".join(sorted(ENGINES))
-        )
-    is_emulated = declared.engine.kind == "emulated"
-    if is_emulated != (declared.engine.form == "emulated"):
+    _check_policy(declared.policy)
+    _check_engine(declared.engine)
+    folder = Path(declared.model.path)
+    folder = (folder if folder.is_absolute() else Path.cwd() / folder).resolve()
+    if declared.engine.form == "emulated":
+        ensure_emulated(folder)
+    figures = _figures(declared.engine)
+    model = declared.model.model_copy(
+        update={"path": str(folder), "facts": read_facts(folder, declared, figures)}
+    )
+    deployment = declared.model_copy(
+        update={"model": model, "engine": _completed(declared.engine, figures)}
+    )
+    check_notation(deployment.baseline, deployment)
+    return deployment.paced()
+
+
+def _check_policy(policy: Policy) -> None:
+    """What the loop may be told, in the seconds that the file says."""
+    for name, (low, high) in BOUNDS.items():
+        value = getattr(policy, name)
+        if not low <= value <= high:
+            shown = int(value) if value == int(value) else value
+            raise InvalidInput(f"policy.{name}", shown, f"must be between {low:g} and {high:g}")
+
+
+def _check_engine(engine: EngineSettings) -> None:
+    if engine.kind not in ENGINES:
+        raise InvalidInput("engine.kind", engine.kind, "use one of " + ", ".join(sorted(ENGINES)))
+    is_emulated = engine.kind == "emulated"
+    if is_emulated != (engine.form == "emulated"):
         fix = (
             "an emulated engine has the form 'emulated'"
             if is_emulated
             else "a real engine runs on 'cpu' or 'cuda'"
         )
-        raise InvalidInput("engine.form", declared.engine.form, fix)
-    folder = Path(declared.model.path)
-    folder = (folder if folder.is_absolute() else Path.cwd() / folder).resolve()
-    facts = read_facts(folder, declared)
-    model = declared.model.model_copy(update={"path": str(folder), "facts": facts})
-    engine = declared.engine
+        raise InvalidInput("engine.form", engine.form, fix)
+    if engine.performance is not None and not is_emulated:
+        raise InvalidInput(
+            "engine.performance", engine.performance, "only an emulated engine is told its figures"
+        )
+    if engine.time_scale != 1 and not is_emulated:
+        raise InvalidInput(
+            "engine.time_scale", engine.time_scale, "only emulated time can be scaled"
+        )
+
+
+def _figures(engine: EngineSettings) -> PerformanceTable | None:
+    """The table of an emulated engine that has one. Raises InvalidInput where it cannot be read."""
+    if engine.kind != "emulated" or engine.performance == ROOFLINE:
+        return None
+    if engine.performance is None:
+        return PerformanceTable()
+    path = Path(engine.performance)
+    if not path.is_file():
+        raise InvalidInput(
+            "engine.performance",
+            engine.performance,
+            f"no such file; name a performance table, or {ROOFLINE!r}",
+        )
+    try:
+        return read_table(path)
+    except ValueError as error:
+        raise InvalidInput("engine.performance", engine.performance, str(error)) from error
+
+
+def _completed(engine: EngineSettings, figures: PerformanceTable | None) -> EngineSettings:
+    """With what its table says where the file says nothing, and the table's path made absolute."""
+    if figures is None:
+        return engine
+    changes: dict[str, object] = {}
+    if engine.start_s is None:
+        changes["start_s"] = figures.start_s
     if engine.performance is not None:
-        table_path = Path(engine.performance).resolve()
-        if not table_path.is_file():
-            raise InvalidInput(
-                "engine.performance", engine.performance, "no such file; name a performance table"
-            )
-        engine = engine.model_copy(update={"performance": str(table_path)})
-    return declared.model_copy(update={"model": model, "engine": engine})
+        changes["performance"] = str(Path(engine.performance).resolve())
+    return engine.model_copy(update=changes)
 
 
-def read_facts(folder: Path, declared: Deployment) -> ModelFacts:
+def read_facts(folder: Path, declared: Deployment, figures: PerformanceTable | None) -> ModelFacts:
     """Facts of the model in `folder` as this deployment serves it. Raises InvalidInput."""
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -74,26 +129,26 @@ def read_facts(folder: Path, declared: Deployment) -> ModelFacts:
         raise InvalidInput("config.json", str(config_path), f"not JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidInput("config.json", str(config_path), "must hold one JSON object")
-    return facts_of(config, weights_bytes=_weights_bytes(folder, config, declared))
+    return facts_of(config, weights_bytes=_weights_bytes(folder, config, declared, figures))
 
 
-def _weights_bytes(folder: Path, config: dict[str, Any], declared: Deployment) -> int:
-    """Weights as served: the stored files, scaled from the stored type to the served one."""
+def _weights_bytes(
+    folder: Path, config: dict[str, Any], declared: Deployment, figures: PerformanceTable | None
+) -> int:
+    """Weights as served: the stored files, scaled from the stored type to the served one.
+
+    An emulated model needs none: its table says, or its shapes do.
+    """
     stored = sum(file.stat().st_size for file in sorted(folder.glob("*.safetensors")))
     if stored:
         kept_as = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
         factor = BYTES_OF_DTYPE[declared.engine.dtype] / BYTES_OF_DTYPE.get(str(kept_as), 2)
         return int(stored * factor)
-    if declared.engine.performance is not None:
-        table = _read_table(Path(declared.engine.performance))
-        weights = table.get("weights_bytes")
-        if isinstance(weights, int) and weights > 0:
-            return weights
-    raise InvalidInput(
-        "model.path",
-        declared.model.path,
-        f"no *.safetensors in {folder}, and no engine.performance table with weights_bytes",
-    )
+    if figures is not None and "weights_bytes" in figures.model_fields_set:
+        return figures.weights_bytes
+    if declared.engine.form == "emulated":
+        return dense_weights_bytes(config, declared.engine.dtype)
+    raise InvalidInput("model.path", declared.model.path, f"no *.safetensors in {folder}")
 
 
 def _read_table(path: Path) -> dict[str, Any]:

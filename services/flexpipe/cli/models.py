@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from flexpipe.engines.emulated.checkpoint import write_checkpoint
+from flexpipe.engines.emulated.checkpoint import SHAPES, write_checkpoint
 from flexpipe.kernel.errors import Unavailable
 
 CONVERT_LIMIT_S = 600.0
@@ -15,7 +15,11 @@ FOLDERS = {
     "smollm2": Path("var/models/smollm2-135m-instruct"),
     "toy": Path("var/models/toy-llama"),
     "emulated": Path("var/models/emulated-toy"),
+    "llama-7b-emulated": Path("var/models/llama-7b-emulated"),
+    "llama-70b-emulated": Path("var/models/llama-70b-emulated"),
 }
+EMULATED_SHAPES = {"emulated": "toy", "llama-7b-emulated": "7b", "llama-70b-emulated": "70b"}
+"""Folders without weights, and the shape that each is written in."""
 
 
 def engine_python() -> Path:
@@ -26,14 +30,21 @@ def engine_python() -> Path:
     return python.absolute()
 
 
+def ensure_emulated(folder: Path) -> None:
+    """Write the folder where it is one of the emulated examples' and has no config.json: it takes no download."""
+    for name, shape in EMULATED_SHAPES.items():
+        if folder == FOLDERS[name].absolute() and not (folder / "config.json").exists():
+            write_checkpoint(folder, SHAPES[shape])
+
+
 async def ensure_model(name: str) -> Path:
-    """The folder of one example model (`smollm2`, `toy` or `emulated`), made first where it is missing.
+    """The folder of one example model (a key of `FOLDERS`), made first where it is missing.
 
     Raises Unavailable with the converter's last words.
     """
     folder = FOLDERS[name].absolute()
-    if name == "emulated":
-        write_checkpoint(folder)
+    if name in EMULATED_SHAPES:
+        write_checkpoint(folder, SHAPES[EMULATED_SHAPES[name]])
         return folder
     process = await asyncio.create_subprocess_exec(
         *(str(engine_python()), "-m", "flexpipe.engines.sglang.checkpoints", name, str(folder)),

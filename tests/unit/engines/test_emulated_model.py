@@ -73,7 +73,9 @@ def test_every_shape_is_whole(shape: Shape, tmp_path: Path) -> None:
 
 def test_a_vocabulary_without_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="vocab_size"):
-        write_checkpoint(tmp_path, Shape(layers=1, heads=1, kv_heads=1, hidden=8, vocab_size=100))
+        write_checkpoint(
+            tmp_path, Shape(layers=1, heads=1, kv_heads=1, hidden=8, intermediate=8, vocab_size=100)
+        )
 
 
 def test_a_stop_string_over_several_tokens_ends_the_text(codec: TextCodec) -> None:

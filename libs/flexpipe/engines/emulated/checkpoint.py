@@ -4,21 +4,25 @@
 
 The tokenizer is byte-level BPE, so any text survives decode(encode(text)). Ids, in order: four
 specials, 256 bytes, 100 syllables ("ba"), 100 syllables after a space (" ba"), then words of two
-syllables (" baka"), one token each. The oracle emits words only, so what an emulated engine says is
-printable, never splits a character, and encodes back to the ids it came from.
+syllables (" baka") and, in large vocabularies, of three, one token each. The oracle emits words only,
+so what an emulated engine says is printable, never splits a character, and encodes back to the ids it
+came from.
+
+`7b` and `70b` have every shape of Llama-2-7B and Llama-2-70B, vocabulary size included: whoever reckons
+with their config.json gets the bytes of the real ones.
 """
 
 import argparse
 import json
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 ENDOFTEXT_ID, IM_START_ID, IM_END_ID, PAD_ID = range(4)
 SYLLABLES = tuple(c + v for c, v in product("bcdfghjklmnpqrstvwxz", "aeiou"))
 FIRST_WORD_ID = len(SPECIALS) + 256 + 2 * len(SYLLABLES)
-MAX_VOCAB_SIZE = FIRST_WORD_ID + len(SYLLABLES) ** 2
+MAX_VOCAB_SIZE = FIRST_WORD_ID + len(SYLLABLES) ** 2 + len(SYLLABLES) ** 3
 SPACE = "Ġ"  # how byte-level BPE writes a space
 
 CHAT_TEMPLATE = (
@@ -37,14 +41,35 @@ class Shape:
     heads: int
     kv_heads: int
     hidden: int
+    intermediate: int
     vocab_size: int = 4096
     context_tokens: int = 8192
+    dtype: str = "float32"
 
 
 SHAPES = {
-    "toy": Shape(layers=4, heads=4, kv_heads=2, hidden=128),
-    "7b": Shape(layers=32, heads=32, kv_heads=8, hidden=4096, context_tokens=32768),
-    "70b": Shape(layers=80, heads=64, kv_heads=8, hidden=8192, context_tokens=32768),
+    "toy": Shape(layers=4, heads=4, kv_heads=2, hidden=128, intermediate=512),
+    # Llama-2-7B and Llama-2-70B: their published config.json.
+    "7b": Shape(
+        layers=32,
+        heads=32,
+        kv_heads=32,
+        hidden=4096,
+        intermediate=11008,
+        vocab_size=32000,
+        context_tokens=4096,
+        dtype="bfloat16",
+    ),
+    "70b": Shape(
+        layers=80,
+        heads=64,
+        kv_heads=8,
+        hidden=8192,
+        intermediate=28672,
+        vocab_size=32000,
+        context_tokens=4096,
+        dtype="bfloat16",
+    ),
 }
 
 
@@ -73,7 +98,7 @@ def _config(shape: Shape) -> dict[str, object]:
         "num_key_value_heads": shape.kv_heads,
         "hidden_size": shape.hidden,
         "head_dim": shape.hidden // shape.heads,
-        "intermediate_size": shape.hidden * 4,
+        "intermediate_size": shape.intermediate,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -83,7 +108,7 @@ def _config(shape: Shape) -> dict[str, object]:
         "eos_token_id": IM_END_ID,
         "pad_token_id": PAD_ID,
         "tie_word_embeddings": False,
-        "torch_dtype": "float32",
+        "torch_dtype": shape.dtype,
     }
 
 
@@ -102,10 +127,12 @@ def _tokenizer_config(shape: Shape) -> dict[str, object]:
 def _tokenizer(vocab_size: int) -> dict[str, object]:
     spaced = [SPACE + syllable for syllable in SYLLABLES]
     words = [head + tail for head, tail in product(spaced, SYLLABLES)]
+    longer = (head + tail for head, tail in product(words, SYLLABLES))
     names = [*SPECIALS, *_byte_letters(), *SYLLABLES, *spaced, *words][:vocab_size]
+    names += islice(longer, vocab_size - len(names))
     merges = [[syllable[0], syllable[1]] for syllable in SYLLABLES]
     merges += [[SPACE, syllable] for syllable in SYLLABLES]
-    merges += [[word[:3], word[3:]] for word in names[FIRST_WORD_ID:]]
+    merges += [[word[:-2], word[-2:]] for word in names[FIRST_WORD_ID:]]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",
