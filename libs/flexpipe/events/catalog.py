@@ -104,7 +104,7 @@ MESSAGES: tuple[Said, ...] = (
     _row(plan.GatePlan, Lane.CMD, "executor", "worker"),
     _row(plan.DrainPlan, Lane.CMD, "executor", "worker"),
     _row(plan.StopPlan, Lane.CMD, "executor", "worker"),
-    _row(plan.WithdrawDevice, Lane.CMD, "operator", "worker"),
+    _row(plan.WithdrawDevice, Lane.CMD, "operator agent", "worker"),
     _row(plan.EngineReady, Lane.EVT, "worker", "executor"),
     _row(plan.EngineFailed, Lane.EVT, "worker", "executor"),
     _row(plan.EngineLost, Lane.EVT, "worker", "executor"),

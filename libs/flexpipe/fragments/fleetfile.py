@@ -219,7 +219,7 @@ class _Reading:
             model = "cpu" if devices.kind == "cpu" else devices.model or ""
             field = f"nodes.{index}.devices.{place}"
             memory = self._memory_bytes(f"{field}.model", model, devices)
-            stem = "cpu" if devices.kind == "cpu" else "g"
+            stem = "cpu" if model == "cpu" else "g"
             for slot in range(devices.size):
                 if devices.uuids is not None:
                     id_ = devices.uuids[slot]
@@ -242,9 +242,10 @@ class _Reading:
         return self._known[model]
 
     def _once(self, node: str, device: Device, declared: _Node, seen: dict[str, str]) -> None:
-        """Numbered devices are unique within their node, UUIDs everywhere."""
+        """Numbered devices and CPU slots are unique within their node, UUIDs of GPUs everywhere."""
         uuids = {uuid for each in declared.devices for uuid in each.uuids or ()}
-        key = device.device if device.device in uuids else f"{node}/{device.device}"
+        is_uuid = device.device in uuids and device.model != "cpu"
+        key = device.device if is_uuid else f"{node}/{device.device}"
         for taken in (key, f"{node}/{device.device}"):
             if taken in seen:
                 fix = f"duplicate: {seen[taken]} has it already; each device has an id of its own"

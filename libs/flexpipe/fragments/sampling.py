@@ -4,7 +4,8 @@ Fed with `Opened`, orders that alter a node, and the monitor's requests for the 
 a restart: it is in the snapshot, and notices of preemption are absolute times. It never judges who is alive, and
 `closed` of a device is not its to say.
 
-A node that failed as a whole says nothing and does not beat: only `restore` reaches it.
+A node that failed as a whole says nothing and does not beat: only `restore` reaches it. When a notice runs out, the
+worker of the node is told that the device is gone, as hardware would tell it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Final, assert_never
 from flexpipe.events.catalog import parse
 from flexpipe.events.fleet import AlterNode, NodeHeartbeat, NodeSampled, SampleAsked
 from flexpipe.events.outgoing import publish
+from flexpipe.events.plan import WithdrawDevice
 from flexpipe.fragments.declared import NodeSpec
 from flexpipe.fragments.inputs import Opened, Remark
 from flexpipe.kernel.frozen import Frozen
 from flexpipe.kernel.machine import Delivered, Effect, Effects, Input
+from flexpipe.model.fence import Fence
 from flexpipe.model.fleet import Device
 
 NOTICE_S: Final = 120.0
@@ -28,6 +31,8 @@ DEGRADED: Final = 0.25
 """What is left of a link's bandwidth where the order names no factor: an NVLink that fell back to PCIe, roughly."""
 
 TENANT: Final = "another tenant"
+ANY_DEPLOYMENT: Final = "fleet"
+"""In the fence of a word about a device, which is no step of any shift."""
 EARLY_BOUND: Final = 256
 """Messages that may come before `Opened`, which the shell feeds first thing."""
 
@@ -143,20 +148,23 @@ class Agent:
         ) + self._leave(now_s)
 
     def _leave(self, now_s: float, *, quietly: bool = False) -> list[Effect]:
-        """Devices whose notice has run out are gone. `quietly`: somebody says it anyway."""
+        """Devices whose notice has run out are gone. `quietly`: a full sample says so anyway."""
         do: list[Effect] = []
         for watch in self._memory.nodes:
-            devices = tuple(
-                _gone(device)
-                if device.leaves_at_s is not None and device.leaves_at_s <= now_s
-                else device
+            leaving = [
+                device
                 for device in watch.devices
-            )
-            changed = watch.model_copy(update={"devices": devices})
+                if device.leaves_at_s is not None and device.leaves_at_s <= now_s
+            ]
+            if not leaving:
+                continue
+            devices = (_gone(device) if device in leaving else device for device in watch.devices)
+            changed = watch.model_copy(update={"devices": tuple(devices)})
             if quietly:
                 self._put(changed)
             else:
                 do += self._become(changed, now_s)
+            do += [_withdrawal(watch.spec.node, device) for device in leaving]
         return do
 
     # -- memory and speech ----------------------------------------------------------------------
@@ -247,6 +255,18 @@ def _gone(device: Device) -> Device:
 
 def _with(device: Device, **fields: object) -> Device:
     return device.model_copy(update=fields)
+
+
+def _withdrawal(node: str, device: Device) -> Effect:
+    """An emulated device ends nothing by itself: its worker does."""
+    command = WithdrawDevice(
+        node=node,
+        fence=Fence(deployment=ANY_DEPLOYMENT, term=0, shift=0, step=0),
+        device=device.device,
+        present=False,
+        at_once=True,
+    )
+    return publish(command, device.leaves_at_s)
 
 
 def _soonest(devices: Iterable[Device]) -> float | None:
