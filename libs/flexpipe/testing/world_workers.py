@@ -248,7 +248,8 @@ class FakeWorker:
                 return PlanDrained.model_validate(base)
             case StopPlan():
                 released = () if hosted is None else hosted.plan.devices
-                self.hosted.pop(plan, None)
+                if hosted is None or hosted.fence.order <= command.fence.order:
+                    self.hosted.pop(plan, None)  # what was started since is another engine
                 return PlanStopped.model_validate({**base, "released": released})
             case _:
                 raise AssertionError(f"no meaning is given to {type(command).__name__}")
