@@ -29,8 +29,12 @@ BOUNDED = {
     "phase",
     "start_class",
     "guard",
+    "state",
 }
-UNITS = ("_total", "_seconds", "_bytes", "_in_flight", "_parked", "_ratio")
+UNITS = (
+    *("_total", "_seconds", "_bytes", "_in_flight", "_parked", "_ratio"),
+    *("_nodes", "_devices", "_revision"),
+)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -7,7 +7,8 @@ and a single failure should leave the block as itself, not inside a group.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 
 CANCEL_AGAIN_S = 0.2
 """Up to Python 3.11 `wait_for`, which nats-py uses, can swallow a cancellation; then it is asked again."""
@@ -55,3 +56,19 @@ class Crew:
         self.failure = task.exception()
         if not self._is_leaving and self._block is not None:
             self._has_interrupted = self._block.cancel()
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run these while the block does. One that fails interrupts the block and leaves it as itself."""
+    crew = Crew()
+    crew.enter()
+    try:
+        for work in works:
+            crew.start(work)
+        yield
+    finally:
+        crew.begin_leaving()
+        await crew.cancel()
+        if crew.failure is not None:
+            raise crew.failure

@@ -153,4 +153,30 @@ METRICS: tuple[Metric, ...] = (
         labels=("deployment",),
         buckets=RATIOS,
     ),
+    Metric(
+        name="flexpipe_monitor_nodes",
+        kind="gauge",
+        says="Nodes of the fleet, by state.",
+        labels=("state",),
+    ),
+    Metric(
+        name="flexpipe_monitor_placeable_devices",
+        kind="gauge",
+        says="Devices on which something new may be placed.",
+    ),
+    Metric(
+        name="flexpipe_monitor_fleet_revision",
+        kind="gauge",
+        says="Revision of the fleet that is in the bucket.",
+    ),
+    Metric(
+        name="flexpipe_monitor_revisions_total",
+        kind="counter",
+        says="Revisions of the fleet that were written.",
+    ),
+    Metric(
+        name="flexpipe_monitor_detection_seconds",
+        kind="histogram",
+        says="Last sign of what was to the revision in which a device is gone.",
+    ),
 )

@@ -16,7 +16,7 @@ from flexpipe.cli.variables import log_level, settings_of
 from flexpipe.kernel.errors import FlexPipeError, InvalidInput
 from flexpipe.telemetry.logs import configure_logs
 
-SERVICES = ("estimator", "executor", "planner", "router", "worker")
+SERVICES = ("agent", "estimator", "executor", "monitor", "planner", "router", "worker")
 """Each is a package with `settings.Settings` (from the environment) and `app.serve(settings, stop)`."""
 
 _LOG = logging.getLogger(__name__)
