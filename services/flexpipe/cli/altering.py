@@ -172,10 +172,16 @@ async def _until_shown(
     refs: Sequence[DeviceRef],
     hear: Callable[[FleetChanged], None],
 ) -> None:
+    nodes = {ref.node for ref in refs}
+
     async def read() -> None:
         async for delivered in deliveries:
-            hear(FleetChanged.model_validate_json(delivered.message))
-            if not unshown(wanted, await looking.read_fleet(bus), refs):
+            changed = FleetChanged.model_validate_json(delivered.message)
+            hear(changed)
+            fleet = await looking.read_fleet(bus)
+            # The bucket is ahead of the log: go on until the log has told all that is shown.
+            newest = max((node.revision for node in fleet.nodes if node.node in nodes), default=0)
+            if not unshown(wanted, fleet, refs) and changed.revision >= newest:
                 return
 
     try:

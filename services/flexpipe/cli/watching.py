@@ -169,12 +169,11 @@ class Memory:
 
 async def follow(bus: Bus, console: Console) -> None:
     """Draw until cancelled. Raises Unavailable where the bus stays away for long."""
+    if not console.is_terminal:
+        await _print_lines(bus, console)
+        return
     memory = Memory()
     await memory.catch_up(bus)
-    if not console.is_terminal:
-        console.print(frame(await look(bus), time.time()))
-        await _lines(bus, console)
-        return
     hearing = [
         asyncio.create_task(_hear(bus, EVENTS, memory, time.time() - PAST_S)),
         asyncio.create_task(_hear(bus, LOADS, memory, None)),
@@ -210,9 +209,12 @@ async def _hear(
             memory.hear(delivered)
 
 
-async def _lines(bus: Bus, console: Console) -> None:
+async def _print_lines(bus: Bus, console: Console) -> None:
     memory = Memory()
-    async with bus.listen(EVENTS) as deliveries:
+    async with bus.listen(
+        EVENTS
+    ) as deliveries:  # before the frame is drawn: nothing is missed between them
+        console.print(frame(await look(bus), time.time()))
         async for delivered in deliveries:
             line = memory.hear(delivered)
             if line is not None:
