@@ -9,7 +9,8 @@ once.
 TTFT p50 = reading the prompt + half a step (the one in progress) + waiting, for the prefill before it (M/D/1) and
 for a slot in the batch (M/M/c, Sakasegawa's approximation); waits are taken at the median of an exponential tail.
 
-Real seconds come in and go out; within, everything runs in the hardware's own time (`engine.time_scale`).
+Real seconds come in and go out; within, everything runs in the hardware's own time (`engine.time_scale`). What the
+way to the engine and back takes is added in real time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ MAX_RUNNING: Final = 256
 """Sequences an engine decodes at once: the batch up to which graphs are captured by default."""
 BISECTIONS: Final = 18
 """Halvings of a range of at most MAX_RUNNING: finer than a thousandth of a sequence."""
+PATH_MS: Final = {"cuda": 10.0, "cpu": 40.0, "emulated": 40.0}
+"""Real milliseconds of TTFT outside the engine, by `engine.form`: parsing, tokenizing, two HTTP hops. 25–70 were
+seen where engines, router and clients share two cores; a server with cores to spare takes a few."""
+PLAYED_STEP_MS: Final = {"cuda": 0.0, "cpu": 0.0, "emulated": 1.0}
+"""Real milliseconds that a step of an emulated engine takes besides the time it plays: timers round up, cores are
+shared. Neither is divided by the time scale: nothing makes this machine faster."""
 LONGEST_WAIT_MS: Final = 3_600_000.0
 """What an endless queue is written as: an hour."""
 WEIGHT_DIGITS: Final = 2
@@ -142,11 +149,14 @@ def plan_outlook(plan: Plan, deployment: Deployment, load: Load) -> PlanOutlook:
     state = SteadyState(times, prompt_tokens=prompt, output_tokens=output)
     arrived = load.arrived_per_s if load.data == "busy" else 0.0
     now = state.at_rate(arrived / scale)
-    good = state.good_rate(ttft_ms=slo.ttft_ms * scale, itl_ms=slo.itl_ms * scale)
+    path_ms, played_ms = PATH_MS[engine.form], PLAYED_STEP_MS[engine.form]
+    good = state.good_rate(
+        ttft_ms=(slo.ttft_ms - path_ms) * scale, itl_ms=(slo.itl_ms - played_ms) * scale
+    )
     return PlanOutlook(
         plan=plan.id,
-        ttft_p50_ms=now.ttft_ms / scale,
-        itl_p50_ms=now.itl_ms / scale,
+        ttft_p50_ms=now.ttft_ms / scale + path_ms,
+        itl_p50_ms=now.itl_ms / scale + played_ms,
         tokens_per_s=min(arrived, now.requests_per_s * scale) * output,
         good_requests_per_s=good * scale,
         capacity_tokens=times.capacity_tokens,
