@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from e2e.stage import EXAMPLE, QUICK, Stage, staged
-from flexpipe.cli.embedded import Layout, NodeLayout
+from flexpipe.cli.layouts import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
 
 

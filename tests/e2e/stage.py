@@ -16,7 +16,8 @@ import psutil
 from flexpipe.bus.connection import Bus, connect
 from flexpipe.cli import looking, ordering
 from flexpipe.cli.declare import read_deployment
-from flexpipe.cli.embedded import Embedded, Layout, embedded
+from flexpipe.cli.embedded import Embedded, embedded
+from flexpipe.cli.layouts import Layout
 from flexpipe.cli.traffic import Answer, Question, Traffic, ask
 from flexpipe.events import shift as shift_events
 from flexpipe.events.message import Message

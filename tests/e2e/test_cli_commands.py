@@ -117,7 +117,7 @@ async def test_following_the_event_log_shows_what_comes(stage: Stage) -> None:
         (("stop", "nobody"), 2, "apply it first"),
         (("apply", "-f", "nowhere.toml"), 2, "No such file"),
         (("fleet", "preempt", "node-z/cpu0"), 2, "no such node, node/device or block"),
-        (("run", "planner"), 2, "use one of executor, router, worker"),
+        (("run", "conductor"), 2, "use one of agent, estimator, executor"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )

@@ -16,7 +16,7 @@ import pytest
 from e2e.stage import EXAMPLE, QUICK, Stage, staged, until
 from flexpipe.bus.hearing import Hearing
 from flexpipe.cli import ordering
-from flexpipe.cli.embedded import Layout, NodeLayout
+from flexpipe.cli.layouts import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
 from flexpipe.cli.traffic import Answer, Question, Traffic
 from flexpipe.engines.emulated.checkpoint import FIRST_WORD_ID, IM_END_ID, SHAPES

@@ -20,8 +20,8 @@ import pytest_asyncio
 
 from e2e.stage import Stage, staged, until
 from flexpipe.cli import views
-from flexpipe.cli.embedded import Layout, NodeLayout
 from flexpipe.cli.judging import Judge, Judgement
+from flexpipe.cli.layouts import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
 from flexpipe.cli.traffic import SEQUENCE_HEADER, Answer, Question
 from flexpipe.engines.client import EngineClient

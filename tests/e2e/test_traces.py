@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from e2e.stage import EXAMPLE, QUICK, Stage, staged, until
 from flexpipe.cli import looking
-from flexpipe.cli.embedded import Layout, NodeLayout
+from flexpipe.cli.layouts import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
-from flexpipe.cli.ports import free_port
+from flexpipe.cli.ports import instance_ports
 from flexpipe.cli.traffic import Question
 from flexpipe.events.shift import ShiftCompleted
 from flexpipe.telemetry.health import serving
@@ -48,20 +48,22 @@ class Receiver:
 async def traced(tmp_path: Path) -> AsyncIterator[tuple[Stage, Receiver]]:
     """An instance whose services send to a receiver of our own."""
     await ensure_model("emulated")
-    receiver, port = Receiver(), free_port()
+    receiver = Receiver()
     app = Starlette(routes=[Route("/v1/traces", receiver.take, methods=["POST"])])
-    layout = Layout(
-        folder=tmp_path / "instance",
-        nodes=(NodeLayout("node-a"),),
-        device_kind="emulated",
-        env={
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
-            "OTEL_BSP_SCHEDULE_DELAY": "200",
-        },
-    )
-    async with serving(app, "127.0.0.1", port), staged(layout) as stage:
-        await stage.apply(EXAMPLE, **QUICK)
-        yield stage, receiver
+    with instance_ports(1) as ports:
+        port = ports.service()
+        layout = Layout(
+            folder=tmp_path / "instance",
+            nodes=(NodeLayout("node-a"),),
+            device_kind="emulated",
+            env={
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+                "OTEL_BSP_SCHEDULE_DELAY": "200",
+            },
+        )
+        async with serving(app, "127.0.0.1", port), staged(layout) as stage:
+            await stage.apply(EXAMPLE, **QUICK)
+            yield stage, receiver
 
 
 async def test_the_receiver_gets_the_spans_that_the_bus_keeps(

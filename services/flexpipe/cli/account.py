@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flexpipe.cli import views
+from flexpipe.cli.fleetview import NOTHING
 from flexpipe.cli.judging import Judgement
 from flexpipe.kernel.machine import Span
 from flexpipe.model.sequence import MovedSequence
@@ -133,8 +134,8 @@ def _streams_table(account: Account, record: ShiftRecord) -> Table:
 
 
 def _stream_row(moved: MovedSequence, judged: Judgement | None) -> tuple[str | Text, ...]:
-    pause = views.NOTHING if moved.pause_ms is None else f"{moved.pause_ms:.0f}"
-    tokens = views.NOTHING if judged is None else str(len(judged.answer.token_ids))
+    pause = NOTHING if moved.pause_ms is None else f"{moved.pause_ms:.0f}"
+    tokens = NOTHING if judged is None else str(len(judged.answer.token_ids))
     return (
         moved.sequence[-12:],
         tokens,

@@ -1,5 +1,5 @@
 """`flexpipe demo`: serve, keep streams in flight, shift from one device to a pipeline of two and back, and account for
-every stream.
+every stream. With emulated engines it tells the story of the fleet instead (`fleetstory`).
 
 Exits 0 only if nothing was lost or doubled and every text is the one of an unshifted run.
 """
@@ -20,13 +20,15 @@ from rich.status import Status
 from rich.text import Text
 
 from flexpipe.bus.connection import Bus, connect
-from flexpipe.bus.journal import write_journal_file
-from flexpipe.cli import looking, ordering
+from flexpipe.cli import fleetaccount, fleetstory, looking, ordering
 from flexpipe.cli.account import Account, ShiftAccount, show
 from flexpipe.cli.context import home
 from flexpipe.cli.declare import read_deployment
-from flexpipe.cli.embedded import EXAMPLES, Embedded, Layout, device_kind, embedded
+from flexpipe.cli.embedded import EXAMPLES, Embedded, device_kind, embedded
+from flexpipe.cli.fleetaccount import FleetAccount
+from flexpipe.cli.journals import keep_journals
 from flexpipe.cli.judging import Judge
+from flexpipe.cli.layouts import Layout
 from flexpipe.cli.models import ensure_model
 from flexpipe.cli.traffic import Answer, Question, Traffic, ask
 from flexpipe.events import shift as shift_events
@@ -91,23 +93,35 @@ async def run_demo(engine: str, console: Console, *, as_json: bool) -> int:
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, lambda: task.cancel() if task else None)
     progress = Console(stderr=True) if as_json else console
+    device_kind(engine)  # an engine without an example is refused before anything starts
+    account: Account | FleetAccount
     try:
         with progress.status("starting") as status:
-            account = await _tell_story(engine, _Show(progress, status))
+            view = _Show(progress, status)
+            if engine == "emulated":
+                account = await fleetstory.tell_story(view.step)
+                account.picture(_picture())
+            else:
+                account = await _tell_story(engine, view)
     except asyncio.CancelledError:
         progress.print("interrupted; everything is stopped")
         return 130
     if as_json:
         print(json.dumps(account.document(), allow_nan=False))
+    elif isinstance(account, FleetAccount):
+        fleetaccount.show(account, console, _picture())
     else:
         show(account, console)
     return 0 if account.passed else 1
 
 
+def _picture() -> Path:
+    return home() / "fleet-story.svg"
+
+
 async def _tell_story(engine: str, view: _Show) -> Account:
-    kind = device_kind(engine)
     deployment = await _example(engine, view.step)
-    layout = Layout(folder=home(), device_kind=kind)
+    layout = Layout(folder=home(), device_kind=device_kind(engine))
     async with embedded(layout, view.step) as instance, _operator(instance) as bus:
         first = await _first_start(bus, deployment, view)
         questions = [
@@ -123,7 +137,7 @@ async def _tell_story(engine: str, view: _Show) -> Account:
         async with httpx.AsyncClient(trust_env=False) as http:
             judgements = await Judge(http, entry).judge(answers, unshifted)
         spans = await looking.read_spans(bus, shifts[0].record.order.trace_id)
-        await _keep_journals(bus, layout, view)
+        await keep_journals(bus, layout, view.step)
     return Account(engine, first, tuple(shifts), tuple(judgements), spans)
 
 
@@ -161,17 +175,6 @@ async def _example(engine: str, tell: Callable[[str], None]) -> Deployment:
     tell(f"model folder for {engine}")
     await ensure_model(MODELS[engine])
     return read_deployment(Path(EXAMPLES[engine]))
-
-
-async def _keep_journals(bus: Bus, layout: Layout, view: _Show) -> None:
-    """What every deciding machine was fed, for `flexpipe replay`."""
-    folder = layout.folder / "journals"
-    folder.mkdir(exist_ok=True)
-    machines = [("executor", "executor"), *(("worker", node.name) for node in layout.nodes)]
-    machines += [("router", name) for name in layout.routers]
-    for service, name in machines:
-        await write_journal_file(bus, service, name, folder / f"{service}-{name}.jsonl")
-    view.step(f"input journals kept in {folder}")
 
 
 @asynccontextmanager

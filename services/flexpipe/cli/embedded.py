@@ -9,61 +9,38 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil
 from rich.console import Console
 from rich.text import Text
 
+from flexpipe.bus.connection import connect
 from flexpipe.bus.server import EmbeddedServer, embedded_server
 from flexpipe.bus.settings import BusSettings
 from flexpipe.bus.users import Instance
 from flexpipe.cli.context import home
-from flexpipe.cli.ports import engine_ports, free_port, require_free
+from flexpipe.cli.layouts import Layout
+from flexpipe.cli.looking import read_fleet
+from flexpipe.cli.ports import PLANS_A_NODE, InstancePorts, instance_ports, require_free
 from flexpipe.cli.supervisor import Child, Supervisor, log_tail
+from flexpipe.fragments.declared import FleetSpec, NodeSpec
 from flexpipe.kernel.errors import InvalidInput, Unavailable
 
 READY_LIMIT_S = 30.0
 """Services are ready in two or three seconds; a loaded machine takes ten."""
 LOOK_EVERY_S = 0.1
-GIGABYTE = 1_000_000_000
+AGENT = "here"
+"""The one agent process that speaks for all nodes of this machine."""
 EXAMPLES = {
     "sglang": Path("ops/examples/smollm2.toml"),
     "emulated": Path("ops/examples/emulated.toml"),
 }
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLayout:
-    """One emulated node: a worker with CPU slots of that many bytes.
-
-    Engines over several nodes need an address a node: SGLang opens the same ports on each.
-    """
-
-    name: str
-    address: str = "127.0.0.1"
-    slots: int = 2
-    slot_bytes: int = 6 * GIGABYTE
-    env: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What an instance consists of. Port 0 means a free one."""
-
-    folder: Path
-    nodes: tuple[NodeLayout, ...] = (NodeLayout("node-a"),)
-    router_port: int = 0
-    routers: tuple[str, ...] = ("router-1",)
-    device_kind: str = "cpu"
-    log_level: str = "INFO"
-    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,97 +67,130 @@ class Embedded:
 async def embedded(layout: Layout, tell: Tell = lambda _: None) -> AsyncIterator[Embedded]:
     """Start everything, wait until it is ready, stop everything at the end of the block. Raises FlexPipeError."""
     folder = layout.folder.absolute()
-    nodes = [Instance(service="worker", name=node.name) for node in layout.nodes]
-    routers = [Instance(service="router", name=name) for name in layout.routers]
+    fleet = layout.fleet()
     supervisor = Supervisor()
     tell("starting NATS (JetStream, loopback)")
     async with AsyncExitStack() as stack:
-        ports = stack.enter_context(engine_ports(len(nodes)))
+        ports = stack.enter_context(instance_ports(len(fleet.nodes)))
         server = await stack.enter_async_context(
-            embedded_server(folder / "bus", instances=[*nodes, *routers])
+            embedded_server(folder / "bus", instances=_instances(layout, fleet))
         )
+        cast = _Cast(layout, fleet, folder, server, supervisor, ports)
         try:
-            probes = await _start_services(layout, folder, server, supervisor, ports)
+            await cast.start_all()
             tell(f"services: {', '.join(supervisor.pids)}")
-            await _until_ready(probes, folder)
-            urls = tuple(
-                url.removesuffix("/ready") for name, url in probes.items() if name in layout.routers
-            )
-            yield Embedded(layout, server, supervisor, urls)
+            await _until_ready(cast.probes, folder)
+            await _until_placeable(server, fleet)
+            yield Embedded(layout, server, supervisor, cast.router_urls)
         finally:
             tell("stopping")
             await asyncio.shield(supervisor.stop())
 
 
-async def _start_services(
-    layout: Layout,
-    folder: Path,
-    server: EmbeddedServer,
-    supervisor: Supervisor,
-    engines: tuple[int, ...],
-) -> dict[str, str]:
-    """Start executor, workers and routers; the readiness address of each by name."""
-    probes: dict[str, str] = {}
+def _instances(layout: Layout, fleet: FleetSpec) -> list[Instance]:
+    names = tuple(node.node for node in fleet.nodes)
+    return [
+        Instance(service="agent", name=AGENT, keys=names),
+        *(Instance(service="worker", name=name) for name in names),
+        *(Instance(service="router", name=name) for name in layout.routers),
+    ]
 
-    async def start(service: str, name: str, settings: BusSettings, env: dict[str, str]) -> None:
-        await supervisor.start(
+
+@dataclass(slots=True)
+class _Cast:
+    """Starts the services of an instance, and knows where each says that it is ready."""
+
+    layout: Layout
+    fleet: FleetSpec
+    folder: Path
+    server: EmbeddedServer
+    supervisor: Supervisor
+    ports: InstancePorts
+    probes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def router_urls(self) -> tuple[str, ...]:
+        """Endpoints of the routers, in the layout's order."""
+        return tuple(self.probes[name].removesuffix("/ready") for name in self.layout.routers)
+
+    async def start_all(self) -> None:
+        """The fleet's own services first: plans need a fleet."""
+        fleet_file = self.folder / "fleet.toml"
+        fleet_file.write_text(self.layout.fleet_text(), encoding="utf-8")
+        await self._start("monitor")
+        await self._start(
+            "agent", AGENT, {"FLEXPIPE_AGENT_NAME": AGENT, "FLEXPIPE_AGENT_FLEET": str(fleet_file)}
+        )
+        for node, first_port in zip(self.fleet.nodes, self.ports.engines, strict=True):
+            env = _worker_env(node, self.folder / node.node, first_port)
+            await self._start("worker", node.node, {**env, **self.layout.env_of(node)})
+        await self._start("executor")
+        if self.layout.loop:
+            await self._start("planner")
+            await self._start("estimator")
+        for index, name in enumerate(self.layout.routers):
+            port = self.layout.router_port + index if self.layout.router_port else None
+            if port is not None:
+                require_free(port)
+            await self._start("router", name, {"FLEXPIPE_ROUTER_NAME": name}, port)
+
+    async def _start(
+        self,
+        service: str,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
+        """One service; `name` where it is one of several of its kind."""
+        port = port or self.ports.service()
+        user = service if name is None else f"{service}-{name}"
+        called = name or service
+        port_variable = "PORT" if service == "router" else "HTTP_PORT"
+        self.probes[called] = f"http://127.0.0.1:{port}/ready"
+        await self.supervisor.start(
             Child(
-                name=name,
+                name=called,
                 argv=(sys.executable, "-m", "flexpipe.cli", "run", service, "--exit-with-parent"),
                 env={
-                    **settings.environment(),
-                    "FLEXPIPE_LOG_LEVEL": layout.log_level,
-                    **env,
-                    **layout.env,
+                    **self.server.settings(user).environment(),
+                    "FLEXPIPE_LOG_LEVEL": self.layout.log_level,
+                    f"FLEXPIPE_{service.upper()}_{port_variable}": str(port),
+                    **(env or {}),
+                    **self.layout.env,
                 },
-                log=folder / "logs" / f"{name}.log",
+                log=self.folder / "logs" / f"{called}.log",
             )
         )
 
-    port = free_port()
-    probes["executor"] = f"http://127.0.0.1:{port}/ready"
-    await start(
-        "executor",
-        "executor",
-        server.settings("executor"),
-        {"FLEXPIPE_EXECUTOR_HTTP_PORT": str(port)},
-    )
-    for index, node in enumerate(layout.nodes):
-        port = free_port()
-        probes[node.name] = f"http://127.0.0.1:{port}/ready"
-        env = _worker_env(layout, node, folder / node.name, index, port)
-        env["FLEXPIPE_WORKER_FIRST_PORT"] = str(engines[index])
-        await start("worker", node.name, server.settings(f"worker-{node.name}"), env)
-    for index, name in enumerate(layout.routers):
-        port = layout.router_port + index if layout.router_port else free_port()
-        require_free(port)
-        probes[name] = f"http://127.0.0.1:{port}/ready"
-        env = {"FLEXPIPE_ROUTER_NAME": name, "FLEXPIPE_ROUTER_PORT": str(port)}
-        await start("router", name, server.settings(f"router-{name}"), env)
-    return probes
 
-
-def _worker_env(
-    layout: Layout, node: NodeLayout, state: Path, index: int, port: int
-) -> dict[str, str]:
-    cores = psutil.cpu_count() or 1
-    devices = [
-        {
-            "device": f"cpu{slot}",
-            "kind": layout.device_kind,
-            "memory_bytes": node.slot_bytes,
-            "core": (index * node.slots + slot) % cores,
-        }
-        for slot in range(node.slots)
-    ]
+def _worker_env(node: NodeSpec, state: Path, first_port: int) -> dict[str, str]:
+    devices = [device.model_dump(mode="json") for device in node.devices]
     return {
-        "FLEXPIPE_WORKER_NODE": node.name,
+        "FLEXPIPE_WORKER_NODE": node.node,
         "FLEXPIPE_WORKER_ADDRESS": node.address,
         "FLEXPIPE_WORKER_DEVICES": json.dumps(devices),
         "FLEXPIPE_WORKER_STATE_DIR": str(state),
-        "FLEXPIPE_WORKER_HTTP_PORT": str(port),
-        **node.env,
+        "FLEXPIPE_WORKER_FIRST_PORT": str(first_port),
+        "FLEXPIPE_WORKER_PORT_BLOCKS": str(PLANS_A_NODE),
     }
+
+
+async def _until_placeable(server: EmbeddedServer, fleet: FleetSpec) -> None:
+    """Agents were heard and workers are known: every node of the fleet is there, with a worker."""
+    wanted = {node.node for node in fleet.nodes}
+    async with connect(server.settings("operator"), service="operator", name="up") as bus:
+        try:
+            async with asyncio.timeout(READY_LIMIT_S):
+                while not wanted <= {  # noqa: ASYNC110 - what another process writes
+                    node.node for node in (await read_fleet(bus)).nodes if node.address
+                }:
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError as error:
+            known = {node.node for node in (await read_fleet(bus)).nodes if node.address}
+            missing = ", ".join(sorted(wanted - known))
+            raise Unavailable(
+                f"the fleet does not show {missing} after {READY_LIMIT_S:g} s; see the logs of monitor and agent"
+            ) from error
 
 
 async def _until_ready(probes: dict[str, str], folder: Path) -> None:
@@ -219,7 +229,7 @@ async def run_up(
     loop = asyncio.get_running_loop()
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, stop.set)
-    layout = Layout(folder=home(), router_port=port, device_kind=device_kind(engine))
+    layout = Layout(folder=home(), router_port=port, device_kind=device_kind(engine), loop=True)
     async with embedded(layout, console.print) as instance:
         deploying = asyncio.create_task(deploy(instance))
         lost = asyncio.create_task(instance.supervisor.lost())
