@@ -106,13 +106,16 @@ def options(
         (found if outlook.good_requests_per_s > 0 else slow).append(Option(layout, plan, outlook))
     if not found:
         return tuple(slow), tuple(rejected)  # better slowly than not at all
-    return tuple(found), (*rejected, *(_too_slow(option, deployment) for option in slow))
+    return tuple(found), (*rejected, *_too_slow(slow, deployment))
 
 
-def _too_slow(option: Option, deployment: Deployment) -> Rejected:
-    slo = deployment.slo
+def _too_slow(slow: Sequence[Option], deployment: Deployment) -> tuple[Rejected, ...]:
+    """One line for all layouts that cannot hold the SLO: there are dozens of slow ways to lay a model out."""
+    if not slow:
+        return ()
+    slo, first = deployment.slo, slow[0].layout
     why = f"slo: not even one request at a time holds TTFT {slo.ttft_ms:g} ms and ITL {slo.itl_ms:g} ms"
-    return Rejected(what=str(option.layout), reason=why)
+    return (Rejected(what=f"{len(slow)} layouts, such as {first}", reason=why),)
 
 
 def lay(deployment: Deployment, layout: Layout, spots: Sequence[Spot], fleet: Fleet) -> Plan:

@@ -79,9 +79,9 @@ def look(
     return Look(
         current=current,
         candidates=tuple(_candidate(each, view, asked.basis) for each in best_of(found)),
-        rejected=(*said, *left_out, *unfit, *ground.obstacles)[:REJECTED_LIMIT],
+        rejected=(*said, *left_out, *ground.obstacles, *unfit)[:REJECTED_LIMIT],
         nowhere=nowhere,
-        falls_short=carried < asked.requests_per_s or len(alive) < len(gear.plans),
+        falls_short=not alive or carried < asked.requests_per_s or len(alive) < len(gear.plans),
     )
 
 
@@ -139,10 +139,9 @@ def _worthwhile(
     bar = _ranked(now, view, ground, asked) if present else None
     may_give_up = asked.may_shrink or any(each.leaves for each in present)
     found: list[Ranked] = []
-    silent = others = 0
+    others = 0
     for draft in drafts(ground, choices, present, asked.requests_per_s):
         if draft.rate < now.rate and not may_give_up:
-            silent += 1
             continue
         ranked = _ranked(draft, view, ground, asked)
         if bar is None or ranked.worth < bar.worth:
@@ -150,9 +149,9 @@ def _worthwhile(
         else:
             others += 1
     left_out = []
-    if silent:
+    if present and not may_give_up:
         why = f"no router was heard for {view.short.window_s:g} s, and silence is not idleness"
-        left_out.append(Rejected(what=f"{silent} gears that carry less", reason=why))
+        left_out.append(Rejected(what="gears that carry less", reason=why))
     if others:
         why = "they carry no more of the demand, stay no longer and free no device"
         left_out.append(Rejected(what=f"{others} other gears", reason=why))
