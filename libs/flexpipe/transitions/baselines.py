@@ -28,6 +28,9 @@ from flexpipe.transitions.telling import gear_of
 CLEANING = (Phase.RETIRING, Phase.RELEASING, Phase.UNWINDING)
 """Phases of a shift that is about to give its claimed plans' devices back."""
 
+MEANINGS_LIMIT = 64
+"""Parts of notations remembered: a few a pinned deployment."""
+
 Asking = Callable[[Gear], OrderShift]
 """Makes the order for a gear."""
 
@@ -221,11 +224,21 @@ def _parts(notation: str) -> list[str]:
 
 
 def _meant(part: str, declared: Deployment, board: Board) -> Plan | None:
-    """What a part of the notation describes on a fleet that nobody uses; None where it is too small even then."""
-    try:
-        return resolve_gear(part, declared, board.books.fleet(), {}).plans[0]
-    except InvalidInput:
-        return None
+    """What a part of the notation describes on a fleet that nobody uses; None where it is too small even then.
+
+    It is asked for after every input while a baseline is pinned, so it is remembered while nothing changes.
+    """
+    books = board.books
+    revision = books.revision("deployments", declared.name)
+    key = (part, declared.name, revision, books.fleet_changes)
+    if key not in board.meant:
+        if len(board.meant) >= MEANINGS_LIMIT:
+            board.meant.clear()
+        try:
+            board.meant[key] = resolve_gear(part, declared, books.fleet(), {}).plans[0]
+        except InvalidInput:
+            board.meant[key] = None
+    return board.meant[key]
 
 
 def _like(meant: Plan, part: str, plans: list[Plan]) -> Plan | None:

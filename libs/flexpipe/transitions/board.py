@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from flexpipe.model.plan import Plan
 from flexpipe.transitions.books import Books
 from flexpipe.transitions.case import Case
 from flexpipe.transitions.progress import Flight
 
 Key = tuple[str, int]
 """Deployment and number of a shift."""
+Meaning = tuple[str, str, int, int]
+"""Part of a notation, deployment, revision of its declaration, count of fleet changes."""
 
 
 class Board:
@@ -19,6 +22,9 @@ class Board:
         self.applied: dict[tuple[str, str], int] = {}
         self.writer: Key | None = None
         self.now_s = 0.0
+        self.meant: dict[
+            Meaning, Plan | None
+        ] = {}  # what parts of notations mean; forgotten at will
 
     def keep(self, flight: Flight) -> None:
         """Put back a flight that was just written."""

@@ -40,6 +40,7 @@ class Books:
         self._entries: dict[tuple[str, str], Entry] = {}
         self._values: dict[str, dict[str, Frozen]] = {name: {} for name in (*_OWN, *_FOREIGN)}
         self._fleet: Fleet | None = None  # as last put together
+        self.fleet_changes = 0  # how often the fleet was another one than before
 
     def learn(self, entry: Entry) -> None:
         """Take what is there now. Older revisions than the one known are ignored."""
@@ -56,6 +57,7 @@ class Books:
         self._entries[entry.bucket, entry.key] = entry
         if entry.bucket == "fleet":
             self._fleet = None
+            self.fleet_changes += 1
         if value is None:
             values.pop(entry.key, None)
         else:
