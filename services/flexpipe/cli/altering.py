@@ -7,8 +7,10 @@ more than a few seconds.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from flexpipe.bus.connection import Bus
@@ -24,6 +26,8 @@ from flexpipe.model.names import DeviceId
 
 SHOWN_LIMIT_S = 5.0
 """A dead node is noticed after 1.75 s, everything else within half a second; after this nobody is there to notice."""
+UNDONE_LIMIT_S = 1.0
+"""What is declared is not known here: a device may keep a tenant or a slow link because its fleet file says so."""
 KNOWN_SHOWN = 12
 """Names in a message about a name that is not known: enough to see how they are written."""
 
@@ -155,8 +159,14 @@ async def alter(
 
     async with bus.listen((Hearing(FleetChanged),)) as deliveries:
         await _send(bus, parts, refs, wanted)
+        log = Log(bus, deliveries, refs, hear)
         if unshown(wanted, fleet, refs):
-            await _until_shown(bus, deliveries, wanted, refs, hear)
+            await _until_shown(log, wanted, refs)
+            fleet = await looking.read_fleet(bus)
+        if wanted.change == "restore" and not _is_untouched(fleet, refs):
+            with contextlib.suppress(Unavailable):
+                done = log.until(lambda now: _is_untouched(now, refs))
+                await ordering.within(done, UNDONE_LIMIT_S, "declared so")
     return Altered(
         change=wanted.change,
         devices=tuple(map(str, refs)),
@@ -165,35 +175,46 @@ async def alter(
     )
 
 
-async def _until_shown(
-    bus: Bus,
-    deliveries: AsyncIterator[Delivered],
-    wanted: Alteration,
-    refs: Sequence[DeviceRef],
-    hear: Callable[[FleetChanged], None],
-) -> None:
-    nodes = {ref.node for ref in refs}
+@dataclass(frozen=True)
+class Log:
+    """What the monitor says, beside what it wrote down."""
 
-    async def read() -> None:
-        async for delivered in deliveries:
+    bus: Bus
+    deliveries: AsyncIterator[Delivered]
+    refs: Sequence[DeviceRef]
+    hear: Callable[[FleetChanged], None]
+
+    async def until(self, holds: Callable[[Fleet], bool]) -> None:
+        """Read on until the fleet is so and the log has told it: the bucket is ahead of the log."""
+        nodes = {ref.node for ref in self.refs}
+        async for delivered in self.deliveries:
             changed = FleetChanged.model_validate_json(delivered.message)
-            hear(changed)
-            fleet = await looking.read_fleet(bus)
-            # The bucket is ahead of the log: go on until the log has told all that is shown.
+            self.hear(changed)
+            fleet = await looking.read_fleet(self.bus)
             newest = max((node.revision for node in fleet.nodes if node.node in nodes), default=0)
-            if not unshown(wanted, fleet, refs) and changed.revision >= newest:
+            if holds(fleet) and changed.revision >= newest:
                 return
+        raise Unavailable("the event log ended")
 
+
+async def _until_shown(log: Log, wanted: Alteration, refs: Sequence[DeviceRef]) -> None:
+    shown = log.until(lambda fleet: not unshown(wanted, fleet, refs))
     try:
-        await ordering.within(read(), SHOWN_LIMIT_S, "the fleet does not show it")
+        await ordering.within(shown, SHOWN_LIMIT_S, "the fleet does not show it")
     except Unavailable as error:
-        missing = unshown(wanted, await looking.read_fleet(bus), refs)
+        missing = unshown(wanted, await looking.read_fleet(log.bus), refs)
         if missing:
             where = ", ".join(missing)
             raise Unavailable(
                 f"no agent answered for {where}: after {SHOWN_LIMIT_S:g} s {error}; "
                 f"are the agent of {where} and the monitor running?"
             ) from error
+
+
+def _is_untouched(fleet: Fleet, refs: Sequence[DeviceRef]) -> bool:
+    """Whether no device has a tenant or slow links."""
+    devices = (fleet.device(ref) for ref in refs)
+    return all(each is None or (each.tenant is None and each.link_factor == 1) for each in devices)
 
 
 async def _send(bus: Bus, parts: Parts, refs: Sequence[DeviceRef], wanted: Alteration) -> None:

@@ -45,14 +45,16 @@ def gears(deployment: OneDeployment = None, *, as_json: AsJson = False) -> None:
 def candidates(deployment: OneDeployment = None, *, as_json: AsJson = False) -> None:
     """The newest proposal of each deployment: load, gears that the fleet allows, and what was rejected and why."""
 
-    async def work() -> tuple[CandidatesProposed, ...]:
+    async def work() -> None:
         async with operator_bus() as bus:
             if deployment is not None:
                 await looking.declared(bus, deployment)
-            return await looking.newest(bus, CandidatesProposed, deployment)
+            proposals = await looking.newest(bus, CandidatesProposed, deployment)
+            fleet = await looking.read_fleet(bus)
+        view = loopview.candidates_view(proposals, fleet)
+        show({"proposals": proposals}, view, as_json=as_json)
 
-    proposals = run(work())
-    show({"proposals": proposals}, loopview.candidates_view(proposals), as_json=as_json)
+    run(work())
 
 
 @loop_app.command()

@@ -201,13 +201,16 @@ def outlook_text(outlook: GearOutlook) -> str:
     )
 
 
-def candidates_view(proposals: Sequence[CandidatesProposed]) -> RenderableType:
-    """The newest proposal of each deployment: load, gears side by side, and what was rejected."""
+def candidates_view(proposals: Sequence[CandidatesProposed], fleet: Fleet) -> RenderableType:
+    """The newest proposal of each deployment: load, gears side by side, what they start, what was rejected and why."""
     if not proposals:
         return Text("no proposal on the event log: no planner has spoken yet", "yellow")
     parts: list[RenderableType] = []
     for proposal in proposals:
         parts += [_proposal_head(proposal), _candidates_table(proposal)]
+        for rank, candidate in enumerate(proposal.candidates, start=1):
+            if candidate.starts:
+                parts.append(Text(f"  {rank} would start {_starts_text(candidate, fleet)}"))
         for each in proposal.rejected:
             parts.append(Text(f"  not {each.what}: {each.reason}", "dim"))
     return Group(*parts)
@@ -260,6 +263,12 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
         str(len(candidate.starts)),
         f"{candidate.stays_s:.0f}" if candidate.stays_s < FOREVER_S else "∞",
     )
+
+
+def _starts_text(candidate: Candidate, fleet: Fleet) -> str:
+    """The plans that are not there yet, each with its place."""
+    plans = (plan for plan in candidate.gear.plans if plan.id in candidate.starts)
+    return ", ".join(f"{plan.shape} on {place_text(plan, fleet)}" for plan in plans)
 
 
 def _device_counts(gear: Gear) -> str:

@@ -123,7 +123,7 @@ def test_a_plan_that_admits_nothing_has_no_share() -> None:
 
 
 def test_candidates_stand_beside_the_gear_in_force_with_their_numbers() -> None:
-    text = page(loopview.candidates_view([proposal()]), WIDTH)
+    text = page(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
     assert "01:00:00.500 on fleet revision 7, at once: block c1 came back" in text
     assert row_of(text, "now ") == "now tp4 1234 6.5 210 18.5 4 cpu 0 ∞"
     label = a_gear(WIDE, DEEP).label
@@ -131,7 +131,7 @@ def test_candidates_stand_beside_the_gear_in_force_with_their_numbers() -> None:
 
 
 def test_candidates_show_the_load_they_were_reckoned_for() -> None:
-    text = words(loopview.candidates_view([proposal()]), WIDTH)
+    text = words(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
     assert (
         "load: 5.5 requests/s over 60 s (512 + 128 tokens), 3 waiting, TTFT P95 412 ms, "
         "ITL P50 19.0 ms"
@@ -139,13 +139,18 @@ def test_candidates_show_the_load_they_were_reckoned_for() -> None:
     assert "long: no data: no router was heard for 600 s" in text
 
 
+def test_a_candidate_says_what_would_be_started_and_where() -> None:
+    text = words(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
+    assert "1 would start tp2pp2 on c1 → c2" in text
+
+
 def test_what_was_rejected_is_shown_with_its_reason() -> None:
-    text = words(loopview.candidates_view([proposal()]))
+    text = words(loopview.candidates_view([proposal()], twenty_seven()))
     assert "not tp8 on c: pcie carries tensor-parallel groups of 2, not 8" in text
 
 
 def test_no_proposal_names_who_is_silent() -> None:
-    assert "no planner has spoken" in words(loopview.candidates_view([]))
+    assert "no planner has spoken" in words(loopview.candidates_view([], twenty_seven()))
 
 
 def test_a_refusal_shows_guard_reason_gain_cost_and_what_hysteresis_asks_for() -> None:
