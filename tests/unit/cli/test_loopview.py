@@ -127,7 +127,7 @@ def test_candidates_stand_beside_the_gear_in_force_with_their_numbers() -> None:
     assert "01:00:00.500 on fleet revision 7, at once: block c1 came back" in text
     assert row_of(text, "now ") == "now tp4 1234 6.5 210 18.5 4 cpu 0 ∞"
     label = a_gear(WIDE, DEEP).label
-    assert row_of(text, " 1 ") == f"1 {label} 1234 6.5 180 18.5 8 cpu 1 600"
+    assert row_of(text, "│ 1 ") == f"1 {label} 1234 6.5 180 18.5 8 cpu 1 600"
 
 
 def test_candidates_show_the_load_they_were_reckoned_for() -> None:
