@@ -45,6 +45,15 @@ def test_what_the_oracle_says_is_printable_and_encodes_back(codec: TextCodec) ->
     assert codec.encode(text) == said
 
 
+def test_a_large_vocabulary_speaks_longer_words_that_encode_back_too(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SHAPES["7b"])
+    large = TextCodec(tmp_path)
+    said = Oracle(32_000, FIRST_WORD_ID, IM_END_ID).continuation([5], 500)
+    text = large.tokenizer.decode(said)
+    assert len({len(word) for word in text.split()}) == 2
+    assert large.encode(text) == said
+
+
 def test_words_come_whole_from_an_incremental_detokenizer(codec: TextCodec) -> None:
     said = Oracle(4096, FIRST_WORD_ID, IM_END_ID).continuation([5], 50)
     stream = DecodeStream(skip_special_tokens=True)
