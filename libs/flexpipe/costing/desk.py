@@ -79,6 +79,7 @@ class Desk(Frozen):
     held: tuple[Held, ...] = ()
     busy_load: Load | None = None  # the newest load that was one
     seen_since_s: float | None = None  # load was known in every proposal since then
+    over_since_s: float | None = None  # more came than the gear in force carries, in every one
     queued: int = 0  # of the newest proposal
     promise: Promise | None = None
 
@@ -152,16 +153,25 @@ class Desk(Frozen):
         """A gear that came into force has not failed."""
         return self.model_copy(update={"held": tuple(h for h in self.held if h.gear != gear)})
 
-    def loaded(self, load: Load, at_s: float) -> Desk:
+    def loaded(self, proposal: CandidatesProposed) -> Desk:
         """After a proposal's load was seen, and before it is judged by what was seen earlier."""
-        if load.data == "no-data":
-            return self.model_copy(update={"seen_since_s": None})
-        since_s = at_s if self.seen_since_s is None else self.seen_since_s
-        return self.model_copy(update={"seen_since_s": since_s})
+        load, at_s = proposal.load, proposal.at_s
+        is_over = load.arrived_per_s > proposal.current.outlook.good_requests_per_s
+        seen, over = load.data != "no-data", load.data == "busy" and is_over
+        return self.model_copy(
+            update={
+                "seen_since_s": (self.seen_since_s or at_s) if seen else None,
+                "over_since_s": (self.over_since_s or at_s) if over else None,
+            }
+        )
 
     def seen_s(self, now_s: float) -> float:
         """For how long load has been known. Windows are not longer than that, whatever they are called."""
         return 0.0 if self.seen_since_s is None else max(now_s - self.seen_since_s, 0.0)
+
+    def over_s(self, now_s: float) -> float:
+        """For how long more has come than the gear in force carries."""
+        return 0.0 if self.over_since_s is None else max(now_s - self.over_since_s, 0.0)
 
     def tidy(self, now_s: float, in_flight: int | None) -> Desk:
         """Without an order that nobody has answered within its limit."""

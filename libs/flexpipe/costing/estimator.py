@@ -169,7 +169,11 @@ class Estimator:
             desk = desk.release(ended.gear)
         elif gear is not None:
             desk = self._held(desk, name, gear, ended.reason)
-        changes: dict[str, object] = {"ended_s": sent_s, "ended_shift": ended.shift}
+        changes: dict[str, object] = {
+            "ended_s": sent_s,
+            "ended_shift": ended.shift,
+            "over_since_s": None,  # of another gear
+        }
         if is_ours and ordered is not None:
             changes["ordered"] = None
             if isinstance(ended, ShiftCompleted):
@@ -198,7 +202,7 @@ class Estimator:
             self._decline(proposal, "declared", f"deployment {name} is not declared")
             del self._desks[name]
             return
-        desk = desk.loaded(proposal.load, proposal.at_s)
+        desk = desk.loaded(proposal)
         desk = self._decide(desk, proposal, deployment)
         desk = self._compare(desk, proposal)
         changes: dict[str, object] = {"pending": None, "queued": proposal.load.queued}
@@ -218,7 +222,7 @@ class Estimator:
             why = "" if first is None else f": {first.what}: {first.reason}"
             self._decline(proposal, "candidates", f"no gear but the one in force is possible{why}")
             return desk
-        need = pressing(proposal, desk, deployment.policy, self._now_s)
+        need = pressing(proposal, desk, deployment, self._now_s)
         loads = loads_to_judge_by(proposal, desk, need)
         try:
             weighed = weigh(proposal, deployment, loads)
@@ -254,6 +258,7 @@ class Estimator:
             desk=desk,
             pressing=need,
             load=weighed.load,
+            current=weighed.current,
             candidate=weighed.candidate,
             price=weighed.price,
         )

@@ -24,6 +24,8 @@ no bus is slower than that while it works."""
 SHRINK_MARGIN: Final = 1.1
 """Survivors must carry a tenth more than what comes: a roofline errs by about that much, and what was given up is not
 back at once."""
+NOTICEABLE: Final = 0.05
+"""Of what the gear in force delivers. Half of what a roofline errs by: both gears are predicted by the same one."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Asked:
     desk: Desk
     pressing: Pressing | None
     load: Load  # what the price is for
-    candidate: Candidate  # its outlook is that under `load`
+    current: Candidate  # the gear in force; both outlooks are those under `load`
+    candidate: Candidate
     price: Price
 
     @property
@@ -212,6 +215,17 @@ def paying(asked: Asked) -> GuardVerdict:
     return _yes("paying", says) if gain > factor * cost else _no("paying", says)
 
 
+def noticeable(asked: Asked) -> GuardVerdict:
+    """A gain within what predictions err by is none, however little it costs: a load that grew for good would lead to a
+    second shift for its last percent. What presses is seen, not only predicted, and need not show."""
+    delivers = asked.current.outlook.good_tokens_per_s * asked.price.horizon_s
+    share = asked.price.gain_tokens / delivers if delivers > 0 else 1.0
+    says = f"the gain is {share:.1%} of what the gear in force delivers; {NOTICEABLE:.0%} shows"
+    if share >= NOTICEABLE or asked.pressing is not None:
+        return _yes("noticeable", says)
+    return _no("noticeable", says)
+
+
 GUARDS: Final[tuple[Guard, ...]] = (
     # What people decided comes first: no number argues with it.
     automatic,
@@ -229,8 +243,10 @@ GUARDS: Final[tuple[Guard, ...]] = (
     carried,
     # Patience, which need overrules.
     cooled,
-    # Last, what nothing overrules: whoever came this far is refused by numbers alone.
+    # The price, which nothing overrules …
     paying,
+    # … and last the doubt in its figures, which what is seen overrules.
+    noticeable,
 )
 
 

@@ -10,13 +10,11 @@ from typing import Final
 from flexpipe.costing.desk import Desk
 from flexpipe.events.planning import CandidatesProposed
 from flexpipe.kernel.frozen import Frozen
-from flexpipe.model.deployment import Policy
+from flexpipe.model.deployment import Deployment, Slo
 from flexpipe.model.outlook import Load
 
 MISSED_MARGIN: Final = 1.1
 """An SLO counts as missed where a tenth more comes than the gear in force can carry: a roofline errs by that."""
-LONG_SEEN_WINDOWS: Final = 2
-"""Short windows for which load must be known before the long one says more than the short one."""
 NOMINAL_LOAD: Final = Load(
     data="busy", window_s=0.0, arrived_per_s=1.0, prompt_tokens=512.0, output_tokens=256.0
 )
@@ -31,7 +29,7 @@ class Pressing(Frozen):
 
 
 def pressing(
-    proposal: CandidatesProposed, desk: Desk, policy: Policy, now_s: float
+    proposal: CandidatesProposed, desk: Desk, deployment: Deployment, now_s: float
 ) -> Pressing | None:
     """The most pressing need, or None."""
     current = proposal.current
@@ -43,29 +41,31 @@ def pressing(
     lost = sorted({*desk.lost, *dead})
     if lost:
         return Pressing(says=f"{len(lost)} plan(s) were lost: {', '.join(lost)}", forces=True)
+    policy = deployment.policy
     if current.stays_s < policy.horizon_s:
         says = f"the gear in force goes in {max(current.stays_s, 0.0):.0f} s"
         return Pressing(says=says, forces=True)
-    seen_s = desk.seen_s(now_s)
-    return _missing(proposal, desk, knows_long=seen_s >= LONG_SEEN_WINDOWS * policy.load_window_s)
+    # Before a whole window shows nothing but the new load, a gear for it would be made too small, and be changed again.
+    if desk.over_s(now_s) < policy.load_window_s:
+        return None
+    return _missing(proposal, desk, deployment.slo)
 
 
-def _missing(proposal: CandidatesProposed, desk: Desk, *, knows_long: bool) -> Pressing | None:
-    """The SLO is certain to be missed: more comes than is carried, and that is no passing peak."""
+def _missing(proposal: CandidatesProposed, desk: Desk, slo: Slo) -> Pressing | None:
+    """The SLO is certain to be missed, and not by a passing peak: far more comes than is carried, in both windows, or
+    whoever joins the queue waits longer than the SLO allows, and the queue grows."""
     load, long = proposal.load, proposal.long_load
     holds = proposal.current.outlook.good_requests_per_s
-    limit = holds * MISSED_MARGIN
-    if load.data != "busy" or load.arrived_per_s <= limit:
-        return None
-    over_both = knows_long and long.data == "busy" and long.arrived_per_s > limit
+    both = min(load.arrived_per_s, long.arrived_per_s)
+    over_both = long.data == "busy" and both > holds * MISSED_MARGIN
+    waits_too_long = load.queued * 1000 > holds * slo.ttft_ms
     grows = 0 < desk.queued < load.queued
-    if not over_both and not grows:
+    if over_both:
+        why = f"{long.arrived_per_s:.2f} over {long.window_s:g} s"
+    elif waits_too_long and grows:
+        why = f"the queue grew from {desk.queued} to {load.queued}"
+    else:
         return None
-    why = (
-        f"{long.arrived_per_s:.2f} over {long.window_s:g} s"
-        if over_both
-        else f"the queue grew from {desk.queued} to {load.queued}"
-    )
     says = f"{load.arrived_per_s:.2f} requests/s come, {why}, and the SLO holds up to {holds:.2f}"
     return Pressing(says=says, forces=False)
 

@@ -15,6 +15,7 @@ class Weighed:
     """One candidate. `load` is the window under which it pays least: `price` and `candidate.outlook` are for it."""
 
     candidate: Candidate
+    current: Candidate  # the gear in force, under the same load
     load: Load
     price: Price
     expected: GearOutlook  # under the load that is expected to come
@@ -44,6 +45,7 @@ def weigh(
         weighed.append(
             Weighed(
                 candidate=candidates[least],
+                current=currents[least],
                 load=loads[least],
                 price=prices[least],
                 expected=candidates[0].outlook,
