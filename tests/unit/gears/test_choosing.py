@@ -88,7 +88,9 @@ def test_devices_that_are_closed_are_never_taken() -> None:
     assert node is not None
     first = node.devices[0].model_copy(update={"closed": "rented out"})
     fleet = FLEET.with_node(node.model_copy(update={"devices": (first, *node.devices[1:])}))
-    with pytest.raises(InvalidInput, match=r"'b1/g0' .*nothing new may be placed on it: rented out"):
+    with pytest.raises(
+        InvalidInput, match=r"'b1/g0' .*nothing new may be placed on it: rented out"
+    ):
         resolve_gear("tp1@b1/g0", SMALL, fleet, {})
 
 
