@@ -49,18 +49,26 @@ def a_serving_scene_of(gear: Gear = ONE, baseline: str = "tp1") -> ShiftWorld:
 
 def alter(scene: Scene, node: str, device: str, **changes: object) -> None:
     """The monitor sees something else of a device."""
-    _rewrite(
-        scene,
-        node,
-        lambda known: known.model_copy(
-            update={
-                "devices": tuple(
-                    each.model_copy(update=changes) if each.device == device else each
-                    for each in known.devices
-                )
-            }
-        ),
-    )
+    _alter(scene, node, device, changes)
+    scene.world.run_for(0.01)
+
+
+def preempt_together(scene: Scene, *places: tuple[str, str]) -> None:
+    """Several devices go at the same moment."""
+    for node, device in places:
+        _alter(scene, node, device, {"state": "preempted"})
+    scene.world.run_for(0.01)
+
+
+def _alter(scene: Scene, node: str, device: str, changes: dict[str, object]) -> None:
+    def changed(known: Node) -> Node:
+        devices = tuple(
+            each.model_copy(update=changes) if each.device == device else each
+            for each in known.devices
+        )
+        return known.model_copy(update={"devices": devices})
+
+    _rewrite(scene, node, changed)
 
 
 def notice(scene: Scene, node: str, device: str, in_s: float = 60.0) -> None:
@@ -79,6 +87,7 @@ def lose_node(scene: ShiftWorld, node: str) -> None:
     scene.world.kill(node)
     scene.workers[node].hosted.clear()
     _rewrite(scene, node, lambda known: known.model_copy(update={"state": "lost"}))
+    scene.world.run_for(0.01)
 
 
 def revive_node(scene: ShiftWorld, node: str) -> None:
@@ -92,7 +101,6 @@ def _rewrite(scene: Scene, node: str, change: Callable[[Node], Node]) -> None:
     scene.world.kill("monitor")  # from now on these hands are the monitor
     known = Node.model_validate_json(scene.world.buckets.get("fleet", node).value or "")
     scene.world.write("fleet", node, change(known).canonical_json())
-    scene.world.run_for(0.01)
 
 
 def resolve_baseline(
