@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.stage import Stage
+from e2e.stage import Stage, until
+from flexpipe.cli import looking
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -57,6 +58,13 @@ async def test_every_view_is_also_one_json_document(stage: Stage) -> None:
     await stage.closed(2)
     status = await shell.document("status")
     assert set(status) == {"routes", "fleet", "reservations"}
+    fleet = await shell.document("fleet")
+    assert set(fleet) == {"revision", "fleet", "reservations", "blocks"}
+    gears = await shell.document("gears", stage.name)
+    assert [each["deployment"] for each in gears["gears"]] == [stage.name]  # type: ignore[attr-defined]
+    assert set(await shell.document("candidates")) == {"proposals"}
+    assert set(await shell.document("declined")) == {"declined"}
+    assert "gears" in await shell.document("watch")
     assert [each["shift"] for each in (await shell.document("shifts"))["shifts"]] == [1, 2]  # type: ignore[attr-defined]
     record = await shell.document("shift", "2")
     assert record["outcome"] == "completed"
@@ -76,6 +84,31 @@ async def test_every_view_is_also_one_json_document(stage: Stage) -> None:
     assert types.count("ShiftCompleted") == 2
     stopped = await shell.document("stop", stage.name)
     assert stopped["event"] == "ShiftCompleted"
+
+
+async def test_a_preempted_device_takes_its_plan_along_and_serves_again_when_it_is_back(
+    stage: Stage,
+) -> None:
+    shell = Shell(stage)
+    (device,) = (await stage.entry()).plans[0].plan.devices
+    altered = await shell.document("fleet", "preempt", str(device))
+    assert altered["devices"] == [str(device)]
+
+    async def is_lost() -> bool:
+        entry = await stage.entry()
+        return not entry.plans and entry.in_flight is None
+
+    await until(is_lost, "the plan on the preempted device is lost")
+    assert f"{device.node}/{device.device}" in (await shell.run("watch", "--once"))[1]
+    restored = await shell.document("fleet", "restore", str(device))
+    assert restored["changes"]
+
+    async def is_open() -> bool:
+        return (await looking.read_fleet(stage.bus)).closed(device) is None
+
+    await until(is_open, "the device is open again")
+    shifted = await shell.document("shift", stage.name, "--to", f"tp1@{device}")
+    assert shifted["event"] == "ShiftCompleted"
 
 
 async def test_the_whole_trace_of_a_shift_is_one_tree(stage: Stage) -> None:
