@@ -256,7 +256,7 @@ class Monitor:
         worker_silent = seen.worker_s is None or silence.is_silent(now_s, seen.worker_s)
         if (verdict, worker_silent) == (seen.verdict, seen.worker_silent):
             return
-        worse = verdict != "observed" and seen.change_s is None
+        worse = verdict not in ("observed", seen.verdict) and seen.change_s is None
         self._see(
             seen,
             verdict=verdict,

@@ -10,6 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from flexpipe.bus.connection import Bus
 from flexpipe.bus.journal import Begin, parse_line, write_journal_file
 from flexpipe.bus.replay import ReplayReport, replay
+from flexpipe.fragments.monitor import Monitor
+from flexpipe.fragments.sampling import Agent
 from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.machine import Machine
@@ -18,7 +20,9 @@ from flexpipe.routing.machine import Routing
 from flexpipe.transitions.machine import Executor
 
 MACHINES: dict[str, Callable[[str], Machine]] = {
+    "agent": lambda _: Agent(),
     "executor": lambda _: Executor(),
+    "monitor": lambda _: Monitor(),
     "router": lambda name: Routing(name, url=""),
     "worker": lambda _: Worker(),
 }

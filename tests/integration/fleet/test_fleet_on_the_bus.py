@@ -11,6 +11,10 @@ import httpx
 import pytest
 
 from flexpipe.bus import connect
+from flexpipe.bus.journal import read_journal
+from flexpipe.bus.replay import replay
+from flexpipe.fragments.monitor import Monitor
+from flexpipe.fragments.sampling import Agent
 from flexpipe.kernel.errors import InvalidInput, Refused
 from flexpipe.kernel.machine import Put
 from flexpipe.model.fleet import Fleet
@@ -144,6 +148,18 @@ async def test_what_was_altered_outlives_an_agent_and_a_monitor(site: Site) -> N
         assert fleet.nodes[0].devices[2].leaves_at_s == left_s
         await site.alter("b1", "restore")
         await site.until_open()
+
+
+async def test_what_they_decided_on_the_bus_is_what_a_replay_decides(site: Site) -> None:
+    async with site.monitor(), site.agent():
+        await site.until_open()
+        await site.alter("b1", "preempt", "g1")
+        await site.until_open(7)
+    for service, name, fresh in (("monitor", "monitor", Monitor), ("agent", AGENT, Agent)):
+        lines = [line async for line in read_journal(site.people, service, name)]
+        report = replay(lines, fresh)
+        assert report.events > 3
+        assert report.differing == ()
 
 
 async def test_health_and_metrics_of_the_monitor(site: Site, unused_tcp_port: int) -> None:

@@ -282,6 +282,17 @@ def test_a_monitor_that_finds_a_fleet_waits_for_every_agent_before_it_writes() -
     assert bench.fleet.revision == before.fleet.revision + 1
 
 
+def test_a_node_that_comes_back_was_not_found_out_by_its_long_silence() -> None:
+    bench = Bench("b1", "b2")
+    bench.wait(10.0, beats={"b1": (1, 0)})
+    bench.did.clear()
+    bench.take(a_sample("b2", 2))
+    bench.wait(0.25)
+    (said,) = bench.said(FleetChanged)
+    assert {change.what for change in said.changes} == {"joined"}
+    assert said.at_s - said.seen_s <= 0.25
+
+
 def test_an_agent_that_beats_and_never_tells_does_not_hold_up_the_fleet() -> None:
     before = Bench("a1", "a2")
     bench = Bench()
