@@ -151,6 +151,8 @@ def gear_notes(picture: GearPicture, now_s: float) -> list[Text]:
     entry = picture.entry
     if entry is not None and entry.in_flight is not None:
         notes.append(Text(f"  {flight_text(entry.in_flight, picture.running, now_s)}", "cyan"))
+    if picture.running is not None:
+        notes.append(Text(f"  because {picture.running.order.trigger}", "dim"))
     if entry is not None and entry.pin is not None:
         pin = entry.pin
         words = f"  pinned by {pin.by} at {clock_text(pin.at_s)}: {pin.reason}"
@@ -178,7 +180,7 @@ def flight_text(number: int, record: ShiftRecord | None, now_s: float) -> str:
     since_s = record.timings[-1].start_s if record.timings else record.accepted_at_s
     return (
         f"shift {number} in flight: {record.source.label} → {record.order.target.label}, "
-        f"{record.phase} for {max(0.0, now_s - since_s):.1f} s ({record.order.trigger})"
+        f"{record.phase} for {max(0.0, now_s - since_s):.1f} s"
     )
 
 
@@ -217,10 +219,10 @@ def candidates_view(proposals: Sequence[CandidatesProposed], fleet: Fleet) -> Re
 
 
 def _proposal_head(proposal: CandidatesProposed) -> Text:
-    urgent = "at once" if proposal.urgent else "in its cycle"
+    urgent = ", at once" if proposal.urgent else ""
     text = Text.assemble(
         (proposal.deployment, "bold"),
-        f": {clock_text(proposal.at_s)} on fleet revision {proposal.fleet_revision}, {urgent}: "
+        f": {clock_text(proposal.at_s)} on fleet revision {proposal.fleet_revision}{urgent}: "
         f"{proposal.trigger}",
     )
     text.append(f"\n  load: {_seen_load(proposal.load)}")
@@ -243,8 +245,9 @@ def _candidates_table(proposal: CandidatesProposed) -> Table:
     table = Table()
     table.add_column("", no_wrap=True)
     table.add_column("gear", overflow="fold")
-    for column in ("good tok/s", "good req/s", "TTFT", "ITL", "GPUs", "starts", "stays s"):
-        table.add_column(column, justify="right", overflow="fold")
+    table.add_column("on", overflow="fold")
+    for column in ("good tok/s", "req/s", "TTFT", "ITL", "starts", "stays s"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_row("now", *_candidate_row(proposal.current), style="bold")
     for rank, candidate in enumerate(proposal.candidates, start=1):
         table.add_row(str(rank), *_candidate_row(candidate))
@@ -255,11 +258,11 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
     outlook, gear = candidate.outlook, candidate.gear
     return (
         gear.label,
+        _device_counts(gear),
         f"{outlook.good_tokens_per_s:.4g}",
         f"{outlook.good_requests_per_s:.3g}",
         f"{outlook.ttft_p50_ms:.0f}",
         f"{outlook.itl_p50_ms:.1f}",
-        _device_counts(gear),
         str(len(candidate.starts)),
         f"{candidate.stays_s:.0f}" if candidate.stays_s < FOREVER_S else "∞",
     )
@@ -272,11 +275,12 @@ def _starts_text(candidate: Candidate, fleet: Fleet) -> str:
 
 
 def _device_counts(gear: Gear) -> str:
-    """Devices by model: `8 h100 + 2 l40s`."""
+    """Devices by model, of whose name the first part says enough here: `8 H100 + 2 L40S`."""
     counts: dict[str, int] = {}
     for plan in gear.plans:
         for stage in plan.stages:
-            counts[stage.device_model] = counts.get(stage.device_model, 0) + len(stage.devices)
+            model = stage.device_model.partition("-")[0]
+            counts[model] = counts.get(model, 0) + len(stage.devices)
     return " + ".join(f"{counts[model]} {model}" for model in sorted(counts)) or "0"
 
 

@@ -105,7 +105,7 @@ def _proposed(message: planning.CandidatesProposed) -> str:
     return (
         f"{message.deployment}: {len(message.candidates)} candidates on fleet revision "
         f"{message.fleet_revision}{best}, beside {message.current.gear.label} in force; "
-        f"{load_text(message.load)}; {message.trigger}"
+        f"{message.trigger}"
     )
 
 

@@ -78,12 +78,12 @@ def _notes(entry: RouteEntry) -> list[str]:
 
 def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations], now_s: float) -> Table:
     table = Table(title=f"devices (fleet revision {fleet.revision})", title_justify="left")
-    for column in ("device", "model", "memory GB", "reserved GB", "state", "for"):
-        table.add_column(
-            column,
-            justify="right" if column.endswith("GB") else "left",
-            overflow="fold",
-        )
+    for column in ("device", "model"):
+        table.add_column(column, no_wrap=True)
+    for column in ("GB", "held GB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("state", "for"):
+        table.add_column(column, overflow="fold")
     by_device = holders(held)
     for node in fleet.nodes:
         for device in node.devices:

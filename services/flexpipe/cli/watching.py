@@ -185,8 +185,7 @@ async def follow(bus: Bus, console: Console) -> None:
                 with contextlib.suppress(Unavailable):
                     picture = await memory.picture(bus)
                 shown = picture if bus.main.is_up else _old(picture)
-                # Two lines of the screen stay empty: the cursor's, and one that keeps it from scrolling.
-                live.update(frame(shown, time.time(), console.size.height - 2), refresh=True)
+                live.update(frame(shown, time.time(), console), refresh=True)
                 for task in hearing:
                     if task.done():
                         await task
@@ -221,25 +220,30 @@ async def _print_lines(bus: Bus, console: Console) -> None:
                 console.print(line_text(line), soft_wrap=True)
 
 
-def frame(picture: Picture, now_s: float, height: int | None = None) -> RenderableType:
-    """The whole screen; with a height (lines) as many of the last events as there is likely room for."""
-    head: list[RenderableType] = [
+def frame(picture: Picture, now_s: float, screen: Console | None = None) -> RenderableType:
+    """Everything, and the last events: a dozen, or on a screen as many as it has lines for, each cut to one line."""
+    top: list[RenderableType] = [
         Text(f"{clock_text(now_s)}  {fleetview.fleet_line(picture.fleet, picture.held)}", "bold")
     ]
     if picture.trouble is not None:
-        head.append(Text(picture.trouble, "bold white on red"))
+        top.append(Text(picture.trouble, "bold white on red"))
     rows = fleetview.block_rows(picture.fleet, picture.held)
-    head += [_block_text(row) for row in rows]
+    top += [_block_text(row) for row in rows]
     closed = _closed_text(picture.fleet, now_s)
     if closed is not None:
-        head.append(closed)
-    table = _deployments_table(picture, now_s)
-    notes = [note for each in picture.gears for note in _notes(each, now_s)]
-    # A row of the table may take three lines; its frame takes four.
-    used = len(head) + 3 * len(picture.gears) + 4 + len(notes) + 1
-    room = EVENTS_SHOWN if height is None else max(3, height - used)
+        top.append(closed)
+    top.append(_deployments_table(picture, now_s))
+    top += [note for each in picture.gears for note in _notes(each, now_s)]
+    if not picture.events:
+        return Group(*top, Text("no events yet", "dim"))
+    if screen is None:
+        return Group(*top, *map(line_text, picture.events[-EVENTS_SHOWN:]))
+    used = len(screen.render_lines(Group(*top), pad=False))
+    room = max(1, screen.size.height - used)
     events = [line_text(line) for line in picture.events[-room:]]
-    return Group(*head, table, *notes, *(events or [Text("no events yet", "dim")]))
+    for event in events:
+        event.no_wrap, event.overflow = True, "ellipsis"
+    return Group(*top, *events)
 
 
 def _block_text(row: fleetview.BlockRow) -> Text:
@@ -275,7 +279,7 @@ def _deployments_table(picture: Picture, now_s: float) -> Table:
     table = Table()
     table.add_column("deployment", no_wrap=True)
     table.add_column("gear", overflow="fold")
-    for column in ("req/s", "running", "queued", "TTFT P95", "predicted"):
+    for column in ("req/s", "running", "queued", "TTFT P95", "P50 predicted"):
         table.add_column(column, justify="right", no_wrap=True)
     for gear in picture.gears:
         predicted = NOTHING if gear.outlook is None else f"{gear.outlook.ttft_p50_ms:.0f} ms"

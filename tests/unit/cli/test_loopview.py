@@ -79,6 +79,7 @@ def test_a_shift_in_flight_shows_its_phase_and_the_time_in_it() -> None:
     shown = pictures(entry(WIDE, in_flight=2), records=[record(target)])
     text = words(loopview.gears_view(shown, NOW_S), WIDTH)
     assert f"shift 2 in flight: tp4 → {target.label}, canary for 2.5 s" in text
+    assert f"because a test wants {target.label}" in text
     without = words(loopview.gears_view(pictures(entry(WIDE, in_flight=2)), NOW_S))
     assert "shift 2 in flight" in without
 
@@ -125,9 +126,9 @@ def test_a_plan_that_admits_nothing_has_no_share() -> None:
 def test_candidates_stand_beside_the_gear_in_force_with_their_numbers() -> None:
     text = page(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
     assert "01:00:00.500 on fleet revision 7, at once: block c1 came back" in text
-    assert row_of(text, "now ") == "now tp4 1234 6.5 210 18.5 4 cpu 0 ∞"
+    assert row_of(text, "now ") == "now tp4 4 cpu 1234 6.5 210 18.5 0 ∞"
     label = a_gear(WIDE, DEEP).label
-    assert row_of(text, "│ 1 ") == f"1 {label} 1234 6.5 180 18.5 8 cpu 1 600"
+    assert row_of(text, "│ 1 ") == f"1 {label} 8 cpu 1234 6.5 180 18.5 1 600"
 
 
 def test_candidates_show_the_load_they_were_reckoned_for() -> None:

@@ -64,7 +64,7 @@ async def test_a_value_that_cannot_be_read_is_named_by_its_key() -> None:
 @pytest.mark.parametrize(
     ("service", "name", "file", "says"),
     [
-        ("planner", "a", "j.jsonl", "use one of executor, router, worker"),
+        ("nobody", "a", "j.jsonl", "use one of .*executor, .*router, worker"),
         ("worker", "Node A", "j.jsonl", "'Node A' is not accepted"),
         ("worker", "node-a", "nowhere/j.jsonl", "No such file or directory"),
         ("worker", "node-z", "j.jsonl", "no worker of that name has a journal"),
