@@ -34,9 +34,9 @@ MAX_RUNNING: Final = 256
 """Sequences an engine decodes at once: the batch up to which graphs are captured by default."""
 BISECTIONS: Final = 18
 """Halvings of a range of at most MAX_RUNNING: finer than a thousandth of a sequence."""
-PATH_MS: Final = {"cuda": 10.0, "cpu": 40.0, "emulated": 40.0}
-"""Real milliseconds of TTFT outside the engine, by `engine.form`: parsing, tokenizing, two HTTP hops. 25–70 were
-seen where engines, router and clients share two cores; a server with cores to spare takes a few."""
+PATH_MS: Final = {"cuda": 10.0, "cpu": 80.0, "emulated": 80.0}
+"""Real milliseconds of TTFT outside the engine, by `engine.form`: parsing, tokenizing, two HTTP hops. 60–110 were seen
+where engines, clients and every service of an instance share two cores; a server with cores to spare takes a few."""
 PLAYED_STEP_MS: Final = {"cuda": 0.0, "cpu": 0.0, "emulated": 1.0}
 """Real milliseconds that a step of an emulated engine takes besides the time it plays: timers round up, cores are
 shared. Neither is divided by the time scale: nothing makes this machine faster."""
