@@ -43,15 +43,16 @@ FIRST_GEARS = {
     LARGE: "tp4@a1/g0,a1/g1,a1/g2,a1/g3 + tp4@a2/g0,a2/g1,a2/g2,a2/g3",
     SMALL: "tp1@b3/g0",
 }
-BUSY_PER_S = {LARGE: 3.0, SMALL: 2.0}
+BUSY_PER_S = {LARGE: 1.5, SMALL: 1.5}
 """Requests in an emulated second: more than one four-way plan of the large model answers within its objective."""
-CALM_PER_S = {LARGE: 0.7, SMALL: 1.0}
-PROMPT_WORDS = {LARGE: 3000, SMALL: 60}
+CALM_PER_S = {LARGE: 0.5, SMALL: 0.7}
+PROMPT_WORDS = {LARGE: 8000, SMALL: 60}
 OUTPUT_TOKENS = {LARGE: 16, SMALL: 40}
 QUESTIONS = 12
 NOTICE_S = 90.0
 """Between notice and preemption of the small model's card, emulated seconds: spot markets give 30 s to two minutes."""
-WARM_UP_S, QUIET_S = 3.0, 4.0
+WARM_UP_S, QUIET_S = 60.0, 20.0
+"""Emulated seconds: until the load window shows nothing but this load; and in which nothing happens."""
 SHIFT_LIMIT_S = 45.0
 END_LIMIT_S = 30.0
 STREAMS_NEEDED = 200
@@ -110,26 +111,33 @@ class _Story:
 
     async def lose_block_a(self) -> None:
         """Four cards of block a are taken at once; the small model's card gets its notice."""
-        await asyncio.sleep(WARM_UP_S)
+        await asyncio.sleep(WARM_UP_S / self.scale)
         await self._look("two plans of the large model on block a")
         since = self.chronicle.mark
         self.step("block a loses four cards: `flexpipe fleet preempt a2`")
         lost_s = await self._alter("a2", altering.Alteration(change="preempt"), "a2 preempted")
-        shifted = await self._shifted_by_itself(
-            LARGE, "four cards of block a preempted", lost_s, since
+        large = asyncio.create_task(
+            self._shifted_by_itself(LARGE, "four cards of block a preempted", lost_s, since)
         )
-        self.step(
-            f"{LARGE} shifted by itself to {shifted.order.target.label}: {_after(shifted, lost_s)}"
-        )
+        try:
+            small = await self._leave_the_small_card()
+            await large
+        finally:
+            large.cancel()
+        for record, at_s in ((large.result(), lost_s), small):
+            name = record.deployment
+            self.step(f"{name} shifted by itself, now on {_places(record)}: {_after(record, at_s)}")
+        await self._look("after both shifts")
+
+    async def _leave_the_small_card(self) -> tuple[ShiftRecord, float]:
         since = self.chronicle.mark
         self.step(
             f"the small model's card gets notice: `flexpipe fleet notice b3 --in {NOTICE_S:g}`"
         )
         noticed = altering.Alteration(change="notice", leaves_in_s=NOTICE_S / self.scale)
         told_s = await self._alter("b3", noticed, "b3: notice")
-        moved = await self._shifted_by_itself(SMALL, "notice for the only card", told_s, since)
-        self.step(f"{SMALL} left it by itself for {_places(moved)}: {_after(moved, told_s)}")
-        await self._look("after both shifts")
+        record = await self._shifted_by_itself(SMALL, "notice for the only card", told_s, since)
+        return record, told_s
 
     async def calm_down(self) -> None:
         """Load falls and the cards come back: nothing is worth a shift, and the system says why."""
@@ -147,7 +155,7 @@ class _Story:
         )
         self.declines.append(declined)
         self.step(f"no shift for it: {declined.reason}")
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(QUIET_S / self.scale)
 
     async def pull_the_hatch(self) -> None:
         """The operator forces the baseline; automation is silent until it is unpinned."""
@@ -166,7 +174,7 @@ class _Story:
         self.step(
             f"baseline {record.order.target.label} in force and pinned: {_after(record, pulled_s)}"
         )
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(QUIET_S / self.scale)
         await self._look("after the hatch")
 
     # -- parts ----------------------------------------------------------------------------------

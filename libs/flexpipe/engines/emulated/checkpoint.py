@@ -49,7 +49,7 @@ class Shape:
 
 SHAPES = {
     "toy": Shape(layers=4, heads=4, kv_heads=2, hidden=128, intermediate=512),
-    # Llama-2-7B and Llama-2-70B: their published config.json.
+    # Llama-2-7B and Llama-2-70B: their published config.json, with a longer context (their 16k fine-tunes).
     "7b": Shape(
         layers=32,
         heads=32,
@@ -57,7 +57,7 @@ SHAPES = {
         hidden=4096,
         intermediate=11008,
         vocab_size=32000,
-        context_tokens=4096,
+        context_tokens=16384,
         dtype="bfloat16",
     ),
     "70b": Shape(
@@ -67,7 +67,7 @@ SHAPES = {
         hidden=8192,
         intermediate=28672,
         vocab_size=32000,
-        context_tokens=4096,
+        context_tokens=16384,
         dtype="bfloat16",
     ),
 }
