@@ -16,7 +16,7 @@ from typing import Final
 from flexpipe.gears.layout import build_plan, check_depth, check_width
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment, ModelFacts
-from flexpipe.model.fleet import Fleet
+from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.outlook import Load, PlanOutlook, Rejected
 from flexpipe.model.plan import Plan
 from flexpipe.performance.outlook import plan_outlook
@@ -26,6 +26,9 @@ from flexpipe.planning.spots import Kind, Spot, place
 PP_LIMIT: Final = 4
 """Stages of a pipeline at most. Each adds its latency to every token, and four of the smallest blocks hold what one of
 the largest does."""
+
+DRAWINGS_LIMIT: Final = 2048
+"""Plans kept for one deployment and fleet: some hundred are asked for on 27 devices."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,48 @@ class Option:
         return self.outlook.good_requests_per_s
 
 
+class Drawings:
+    """Plans of one deployment on one fleet, each laid once: every look asks for the same ones again.
+
+    What it gives is a function of the two and the question, so keeping it or not changes nothing but time.
+    """
+
+    def __init__(self, deployment: Deployment, fleet: Fleet) -> None:
+        self.deployment = deployment
+        self._fleet = fleet
+        self._plans: dict[tuple[int, tuple[DeviceRef, ...]], Plan | InvalidInput] = {}
+
+    def suits(self, deployment: Deployment, fleet: Fleet) -> bool:
+        """Whether these very values are what it was made for."""
+        return self.deployment is deployment and self._fleet is fleet
+
+    def plan(self, layout: Layout, spots: Sequence[Spot]) -> Plan:
+        """The plan of a layout over these blocks. Raises InvalidInput where it does not fit."""
+        devices = tuple(ref for spot in spots for ref in spot.block.devices)
+        key = (layout.pp, devices)
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= DRAWINGS_LIMIT:
+                self._plans.clear()
+            found = self._plans[key] = self._lay(layout, devices)
+        if isinstance(found, InvalidInput):
+            raise InvalidInput(found.field, found.value, found.fix)
+        return found
+
+    def _lay(self, layout: Layout, devices: tuple[DeviceRef, ...]) -> Plan | InvalidInput:
+        try:
+            return build_plan(
+                self.deployment, tp=layout.tp, pp=layout.pp, devices=devices, fleet=self._fleet
+            )
+        except InvalidInput as fault:
+            return fault
+
+
 def options(
-    deployment: Deployment, ground: Ground, fleet: Fleet, load: Load
+    drawings: Drawings, ground: Ground, load: Load
 ) -> tuple[tuple[Option, ...], tuple[Rejected, ...]]:
     """Layouts that fit on free blocks and can hold the SLO (any, where none can), and what is left out and why."""
+    deployment = drawings.deployment
     facts = deployment.model.facts
     if facts is None:
         why = (
@@ -98,7 +139,7 @@ def options(
         if spots is None:
             continue
         try:
-            plan = lay(deployment, layout, spots, fleet)
+            plan = drawings.plan(layout, spots)
             outlook = plan_outlook(plan, deployment, load)
         except InvalidInput as fault:
             rejected.append(Rejected(what=str(layout), reason=f"{fault.field}: {fault.fix}"))
@@ -116,18 +157,6 @@ def _too_slow(slow: Sequence[Option], deployment: Deployment) -> tuple[Rejected,
     slo, first = deployment.slo, slow[0].layout
     why = f"slo: not even one request at a time holds TTFT {slo.ttft_ms:g} ms and ITL {slo.itl_ms:g} ms"
     return (Rejected(what=f"{len(slow)} layouts, such as {first}", reason=why),)
-
-
-def lay(deployment: Deployment, layout: Layout, spots: Sequence[Spot], fleet: Fleet) -> Plan:
-    """The plan of a layout over these blocks. Raises InvalidInput where it does not fit."""
-    blocks = [spot.block for spot in spots]
-    return build_plan(
-        deployment,
-        tp=layout.tp,
-        pp=layout.pp,
-        devices=tuple(ref for block in blocks for ref in block.devices),
-        fleet=fleet,
-    )
 
 
 def _layouts(ground: Ground, facts: ModelFacts, rejected: list[Rejected]) -> Iterator[Layout]:

@@ -35,6 +35,7 @@ from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.planning.baseline import resolve
 from flexpipe.planning.books import BUCKETS, Books
 from flexpipe.planning.demand import Demand, Sample, sample_of
+from flexpipe.planning.layouts import Drawings
 from flexpipe.planning.proposal import View, gear_in_force, is_alive
 from flexpipe.planning.saying import proposal_of
 from flexpipe.planning.together import look_at_all
@@ -84,6 +85,7 @@ class Planner:
         self._books = Books()
         self._courses: dict[str, _Course] = {}
         self._demand: dict[str, Demand] = {}
+        self._drawings: dict[str, Drawings] = {}  # saves time, is no state
         self._writes: dict[str, str] = {}  # write id → deployment whose baseline it is
         self._fleet_at_s = 0.0
         self._baselines_at_s: float | None = None
@@ -134,6 +136,7 @@ class Planner:
         if self._books.deployment(name) is None:
             self._courses.pop(name, None)
             self._demand.pop(name, None)
+            self._drawings.pop(name, None)
             return
         course = self._courses.get(name)
         if course is None or was_new:
@@ -231,7 +234,8 @@ class Planner:
         due = [name for name in sorted(self._courses) if now_s >= self._due_at_s(name)]
         views = [view for name in due if (view := self._view(now_s, name)) is not None]
         do: list[Effect] = []
-        for view, found in look_at_all(views, self._books.held()) if views else ():
+        drawings = {view.deployment.name: self._drawings_of(view) for view in views}
+        for view, found in look_at_all(views, self._books.held(), drawings) if views else ():
             name = view.deployment.name
             course = self._courses[name]
             wish = course.wish if now_s >= self._wish_ready_at_s(name) else None
@@ -254,6 +258,13 @@ class Planner:
             short=short,
             long=long,
         )
+
+    def _drawings_of(self, view: View) -> Drawings:
+        """What was laid before for this deployment, while it and the fleet are what they were."""
+        known = self._drawings.get(view.deployment.name)
+        if known is None or not known.suits(view.deployment, view.fleet):
+            known = self._drawings[view.deployment.name] = Drawings(view.deployment, view.fleet)
+        return known
 
     def _looked(self, now_s: float, name: str) -> None:
         course, deployment = self._courses[name], self._books.deployment(name)

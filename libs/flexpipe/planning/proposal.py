@@ -6,7 +6,7 @@ A function of what the buckets and the load say at one moment; it keeps nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.frozen import Frozen
@@ -19,7 +19,7 @@ from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.shift import DeviceReservations
 from flexpipe.performance.outlook import balanced_gear, gear_outlook, plan_outlook
 from flexpipe.planning.ground import Ground, survey
-from flexpipe.planning.layouts import Option, lay, options
+from flexpipe.planning.layouts import Drawings, Option, options
 from flexpipe.planning.mixing import Draft, Present, drafts
 from flexpipe.planning.ranking import Ranked, best_of, stays_s
 from flexpipe.planning.spots import place
@@ -43,6 +43,14 @@ class View(Frozen):
     long: Load
 
 
+class _Table(NamedTuple):
+    """What all drafts of one look are worked out on."""
+
+    ground: Ground
+    drawings: Drawings
+    asked: Wanted
+
+
 class Look(Frozen):
     """What a look finds. `nowhere`: the constraint that fails where nothing serves and nothing can be started."""
 
@@ -57,9 +65,14 @@ def look(
     view: View,
     held: Mapping[DeviceRef, DeviceReservations],
     avoid: frozenset[DeviceRef] = frozenset(),
+    drawings: Drawings | None = None,
 ) -> Look:
-    """Gears for one deployment on the fleet as it is now. `avoid`: devices that others need more."""
+    """Gears for one deployment on the fleet as it is now. `avoid`: devices that others need more.
+
+    `drawings` of this very deployment and fleet save laying every plan again.
+    """
     deployment, fleet = view.deployment, view.fleet
+    drawings = drawings or Drawings(deployment, fleet)
     gear = gear_in_force(view.entry)
     alive = tuple(plan for plan in gear.plans if is_alive(plan, fleet))
     ground = survey(deployment, fleet, held, avoid)
@@ -71,8 +84,8 @@ def look(
         nothing = Candidate(gear=gear, outlook=GearOutlook(), stays_s=_stays(gear, view))
         why = Rejected(what="every gear", reason=f"{fault.field}: {fault.fix}")
         return Look(current=nothing, rejected=(why,), nowhere=None if alive else why.reason)
-    choices, unfit = options(deployment, ground, fleet, asked.need)
-    found, left_out = _worthwhile(view, ground, choices, present, asked)
+    choices, unfit = options(drawings, ground, asked.need)
+    found, left_out = _worthwhile(view, _Table(ground, drawings, asked), choices, present)
     nowhere = None if alive or found else _nowhere(ground, unfit)
     said = () if nowhere is None else (Rejected(what="every gear", reason=nowhere),)
     carried = sum(each.outlook.good_requests_per_s for each in present)
@@ -128,22 +141,18 @@ def _present(plan: Plan, view: View, need: Load) -> Present:
 
 
 def _worthwhile(
-    view: View,
-    ground: Ground,
-    choices: Sequence[Option],
-    present: Sequence[Present],
-    asked: Wanted,
+    view: View, table: _Table, choices: Sequence[Option], present: Sequence[Present]
 ) -> tuple[list[Ranked], tuple[Rejected, ...]]:
     """Gears that are better than the one in force in what counts, and what is left out of the others."""
     now = Draft(kept=tuple(present), added=(), mask=0)
-    bar = _ranked(now, view, ground, asked) if present else None
-    may_give_up = asked.may_shrink or any(each.leaves for each in present)
+    bar = _ranked(now, view, table) if present else None
+    may_give_up = table.asked.may_shrink or any(each.leaves for each in present)
     found: list[Ranked] = []
     others = 0
-    for draft in drafts(ground, choices, present, asked.requests_per_s):
+    for draft in drafts(table.ground, choices, present, table.asked.requests_per_s):
         if draft.rate < now.rate and not may_give_up:
             continue
-        ranked = _ranked(draft, view, ground, asked)
+        ranked = _ranked(draft, view, table)
         if bar is None or ranked.worth < bar.worth:
             found.append(ranked)
         else:
@@ -158,17 +167,17 @@ def _worthwhile(
     return found, tuple(left_out)
 
 
-def _ranked(draft: Draft, view: View, ground: Ground, asked: Wanted) -> Ranked:
-    deployment = view.deployment
+def _ranked(draft: Draft, view: View, table: _Table) -> Ranked:
+    deployment, need = view.deployment, table.asked.need
     added: list[Plan] = []
     used = 0
     for option in draft.added:
-        spots = place(ground.spots, option.layout.kinds, used) or ()
+        spots = place(table.ground.spots, option.layout.kinds, used) or ()
         for spot in spots:
             used |= spot.mask
-        added.append(lay(deployment, option.layout, spots, view.fleet))
+        added.append(table.drawings.plan(option.layout, spots))
     kept = [each.plan for each in draft.kept]
-    gear = balanced_gear([*kept, *added], deployment, asked.need)
+    gear = balanced_gear([*kept, *added], deployment, need)
     return Ranked(
         gear=gear,
         starts=tuple(sorted(plan.id for plan in added)),
@@ -176,8 +185,8 @@ def _ranked(draft: Draft, view: View, ground: Ground, asked: Wanted) -> Ranked:
         devices=draft.devices,
         stays_s=_stays(gear, view),
         horizon_s=deployment.policy.horizon_s,
-        under_need=gear_outlook(gear, deployment, asked.need),
-        wanted_tokens_per_s=asked.need.arrived_per_s * asked.need.output_tokens,
+        under_need=gear_outlook(gear, deployment, need),
+        wanted_tokens_per_s=need.arrived_per_s * need.output_tokens,
     )
 
 

@@ -10,14 +10,21 @@ from collections.abc import Mapping, Sequence
 
 from flexpipe.model.fleet import DeviceRef
 from flexpipe.model.shift import DeviceReservations
+from flexpipe.planning.layouts import Drawings
 from flexpipe.planning.proposal import Look, View, look
 
 
 def look_at_all(
-    views: Sequence[View], held: Mapping[DeviceRef, DeviceReservations]
+    views: Sequence[View],
+    held: Mapping[DeviceRef, DeviceReservations],
+    drawings: Mapping[str, Drawings],
 ) -> tuple[tuple[View, Look], ...]:
-    """A look for each view, in the order of their deployments' names."""
-    looks = {view.deployment.name: look(view, held) for view in views}
+    """A look for each view, in the order of their deployments' names. `drawings` by the same names."""
+
+    def look_at(view: View, avoid: frozenset[DeviceRef]) -> Look:
+        return look(view, held, avoid, drawings.get(view.deployment.name))
+
+    looks = {view.deployment.name: look_at(view, frozenset()) for view in views}
     by_need = sorted(
         views,
         key=lambda view: (not looks[view.deployment.name].falls_short, view.deployment.name),
@@ -26,7 +33,7 @@ def look_at_all(
     for view in by_need:
         name = view.deployment.name
         if claimed & _reached_for(looks[name]):
-            looks[name] = look(view, held, frozenset(claimed))
+            looks[name] = look_at(view, frozenset(claimed))
         if looks[name].falls_short:
             claimed |= _best_of(looks[name])
     ordered = sorted(views, key=lambda view: view.deployment.name)
