@@ -5,6 +5,7 @@ Frozen values that the estimator puts in place of one another; nothing here look
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -120,10 +121,10 @@ class Desk(Frozen):
             )
         return self.model_copy(update=changes)
 
-    def seen_flying(self, now_s: float, in_flight: int | None) -> Desk:
+    def seen_flying(self, now_s: float, in_flight: Collection[int | None]) -> Desk:
         """While the route entry shows the shift of our order, its end may take as long as it takes."""
         ordered = self.ordered
-        if ordered is None or ordered.shift is None or ordered.shift != in_flight:
+        if ordered is None or ordered.shift is None or ordered.shift not in in_flight:
             return self
         longer = ordered.model_copy(update={"until_s": now_s + ANSWER_LIMIT_S})
         return self.model_copy(update={"ordered": longer})

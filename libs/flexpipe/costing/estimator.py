@@ -95,15 +95,16 @@ class Estimator:
             self._desks[name] = self._desk(name).with_route(self._books.route(name))
 
     def _learn(self, entry: Entry) -> None:
+        before = self._books.route(entry.key)
         self._books.learn(entry)
         if entry.bucket == "deployments" and entry.value is None:
             self._desks.pop(entry.key, None)
         if entry.bucket == "routes":
-            route = self._books.route(entry.key)
-            desk = self._desk(entry.key).with_route(route)
-            self._desks[entry.key] = desk.seen_flying(
-                self._now_s, None if route is None else route.in_flight
-            )
+            after = self._books.route(entry.key)
+            # Of the last entry with it too: the message that says how it ended follows that.
+            flying = {route.in_flight for route in (before, after) if route is not None}
+            desk = self._desk(entry.key).with_route(after)
+            self._desks[entry.key] = desk.seen_flying(self._now_s, flying)
 
     def _hear(self, event: Delivered, sent_s: float) -> None:
         message = parse(event.type, event.message)
