@@ -16,12 +16,14 @@ from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.machine import Machine
 from flexpipe.model.names import Name
+from flexpipe.planning import Planner
 from flexpipe.routing.machine import Routing
 from flexpipe.transitions.machine import Executor
 
 MACHINES: dict[str, Callable[[str], Machine]] = {
     "agent": lambda _: Agent(),
     "executor": lambda _: Executor(),
+    "planner": lambda _: Planner(),
     "monitor": lambda _: Monitor(),
     "router": lambda name: Routing(name, url=""),
     "worker": lambda _: Worker(),
