@@ -160,6 +160,28 @@ def test_capacity_is_the_plan_s_own_then_the_engine_s_then_what_its_ranks_claim(
     assert capacity(open_plan) == pytest.approx(plan.kv_tokens or 0, rel=0.05)
 
 
+SMOLLM2_135M = LLAMA_2_7B.model_copy(
+    update={
+        "layers": 30,
+        "heads": 9,
+        "kv_heads": 3,
+        "head_dim": 64,
+        "hidden": 576,
+        "weights_bytes": 651_000_000,
+    }
+)
+
+
+@pytest.mark.parametrize(("batch", "measured_tokens_per_s"), [(1, 11.8), (8, 35.6)])
+def test_a_small_model_on_a_core_gives_what_was_measured(
+    batch: int, measured_tokens_per_s: float
+) -> None:
+    plan = a_plan_of(SMOLLM2_135M, "cpu")
+    times = step_times(plan, SMOLLM2_135M, "float32", context_tokens=200.0)
+    assert batch / times.decode_ms(batch) * 1e3 == pytest.approx(measured_tokens_per_s, rel=0.2)
+    assert times.prefill_tokens_per_s == pytest.approx(300, rel=0.25)
+
+
 def test_an_unknown_device_under_a_plan_is_named() -> None:
     plan = a_plan_of(LLAMA_2_7B, H100)
     stage = plan.stages[0].model_copy(update={"device_model": "abacus"})
