@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 
 from flexpipe.kernel.frozen import digest
+from simulation import hatch_chaos
 from simulation.chaos import drawn, play
+
+KINDS = sorted(hatch_chaos.DO)
 
 
 def answers() -> str:
@@ -15,6 +18,11 @@ def answers() -> str:
         chance = random.Random(seed)
         scene = play(drawn(chance), chance)
         lines += [line.effects for life in scene.executor.lives for line in life]
+        actions = [
+            hatch_chaos.Action(chance.choice(KINDS), chance.randrange(1000), 0.5) for _ in range(14)
+        ]
+        pulled = hatch_chaos.play(actions, chance)
+        lines += [line.effects for life in pulled.executor.lives for line in life]
     return f"{len(lines)} {digest(chr(10).join(lines), 32)}"
 
 
