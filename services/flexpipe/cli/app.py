@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +14,12 @@ from flexpipe.cli import looking, ordering, views
 from flexpipe.cli.context import operator_bus
 from flexpipe.cli.declare import read_deployment
 from flexpipe.cli.embedded import Embedded, run_up
+from flexpipe.cli.exits import exits
 from flexpipe.cli.fleetcommands import fleet_app
 from flexpipe.cli.loopcommands import loop_app
 from flexpipe.cli.options import SHIFT_LIMIT_S, AsJson, OfDeployment, run
 from flexpipe.cli.printing import console, event_line, finish, show, teller
-from flexpipe.kernel.errors import FlexPipeError, InvalidInput
+from flexpipe.kernel.errors import InvalidInput
 
 app = typer.Typer(
     name="flexpipe",
@@ -309,11 +310,8 @@ def replay(
 
 
 def main() -> None:
-    """The entry point."""
-    try:
+    """The entry point of every command."""
+    # Services log by a configuration of their own. A command says what went wrong itself, once, in one line.
+    logging.getLogger("flexpipe").addHandler(logging.NullHandler())
+    with exits():
         app()
-    except FlexPipeError as error:
-        print(f"flexpipe: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)

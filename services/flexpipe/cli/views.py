@@ -104,7 +104,10 @@ def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations], now_s: floa
 def shifts_view(records: Sequence[ShiftRecord]) -> RenderableType:
     """All shifts, oldest first; reasons below, where there is room for sentences."""
     table = Table(title="shifts", title_justify="left")
-    for column in ("deployment", "shift", "gears", "outcome", "class"):
+    for column in ("deployment", "shift"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("gears", overflow="fold")
+    for column in ("outcome", "class"):
         table.add_column(column, no_wrap=True)
     for column in ("moved", "seconds"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -291,11 +291,7 @@ def _deployments_table(picture: Picture, now_s: float) -> Table:
 def _gear_text(gear: loopview.GearPicture) -> Text:
     if gear.entry is None or not gear.entry.plans:
         return Text("nothing serves", "red")
-    plans = (
-        f"{routed.plan.shape} {routed.state} {gear.places.get(routed.plan.id, '')}"
-        for routed in gear.entry.plans
-    )
-    return Text(", ".join(plans))
+    return Text(" + ".join(routed.plan.shape for routed in gear.entry.plans))
 
 
 def _load_cells(loads: Iterable[HeardLoad], now_s: float) -> tuple[str, str, str, str]:
@@ -312,8 +308,14 @@ def _load_cells(loads: Iterable[HeardLoad], now_s: float) -> tuple[str, str, str
 
 
 def _notes(gear: loopview.GearPicture, now_s: float) -> list[Text]:
-    """Shift in flight, pin and baseline, each with the deployment's name."""
+    """Plans with their places, shift in flight, pin and baseline, each with the deployment's name."""
     notes = loopview.gear_notes(gear.model_copy(update={"outlook": None}), now_s)
+    if gear.entry is not None and gear.entry.plans:
+        plans = (
+            f"{routed.plan.shape} {routed.state} on {gear.places.get(routed.plan.id, NOTHING)}"
+            for routed in gear.entry.plans
+        )
+        notes.insert(0, Text(f"  {'; '.join(plans)}"))
     return [Text(f"  {gear.deployment}:").append_text(note) for note in notes]
 
 

@@ -11,7 +11,7 @@ from flexpipe.kernel.machine import Delivered, Span
 from flexpipe.model.gear import EMPTY_GEAR
 from flexpipe.model.sequence import MovedSequence, Verdict
 from flexpipe.model.shift import Outcome, Phase, PhaseTiming, ShiftOrder, ShiftRecord
-from flexpipe.testing.builders import a_gear
+from flexpipe.testing.builders import a_gear, a_plan
 
 
 def printed(view: RenderableType) -> str:
@@ -53,6 +53,14 @@ def test_the_list_of_shifts_gives_reasons_whole_words() -> None:
     text = printed(views.shifts_view([record()]))
     assert "rolled_back" in text
     assert "did not become ready within 180 s" in " ".join(text.split())
+
+
+def test_a_long_gear_takes_lines_and_not_the_room_of_the_other_columns() -> None:
+    plans = [a_plan(f"node-{letter}/cpu{i}") for letter in "abcdefgh" for i in (0, 1)]
+    order = record().order.model_copy(update={"target": a_gear(*plans)})
+    text = printed(views.shifts_view([record(order=order)]))
+    for column in ("deployment", "shift", "class", "moved", "seconds"):
+        assert column in text
 
 
 def test_an_open_shift_says_where_it_stands() -> None:

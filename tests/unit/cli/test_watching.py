@@ -66,7 +66,7 @@ def test_a_frame_shows_fleet_blocks_gear_shift_pin_and_baseline() -> None:
     for part in (
         "fleet revision 1: 27 of 27 devices there",
         "nvswitch a: 12 × H100-SXM5-80GB, 12 free, largest free a (12)",
-        "tp4 active a.4-0",
+        "chat: tp4 active on a.4-0",
         "chat: shift 2 in flight: tp4 →",
         "canary for 2.5 s",
         "chat: pinned by anna",
