@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import Final
+from typing import Final, NamedTuple
 
 from flexpipe.gears.layout import build_plan, check_depth, check_width
 from flexpipe.kernel.errors import InvalidInput
@@ -53,6 +53,11 @@ class Layout:
         return self.tp * self.pp
 
     @property
+    def memory_bytes(self) -> int:
+        """Of all its devices."""
+        return sum(kind.memory_bytes * kind.size for kind in self.kinds)
+
+    @property
     def shape(self) -> str:
         """Such as `tp2`, `pp3`, `tp4pp2`."""
         width = f"tp{self.tp}" if self.tp > 1 or self.pp == 1 else ""
@@ -65,7 +70,10 @@ class Layout:
 
     def __str__(self) -> str:
         counts = {kind: self.kinds.count(kind) for kind in dict.fromkeys(self.kinds)}
-        parts = [f"{count} of {kind}" if count > 1 else str(kind) for kind, count in counts.items()]
+        several = "blocks of " if self.tp > 1 else ""
+        parts = [
+            f"{count} {several}{kind}" if count > 1 else str(kind) for kind, count in counts.items()
+        ]
         return f"{self.shape} on " + " and ".join(parts)
 
 
@@ -120,20 +128,27 @@ class Drawings:
             return fault
 
 
-def options(
-    drawings: Drawings, ground: Ground, load: Load
-) -> tuple[tuple[Option, ...], tuple[Rejected, ...]]:
-    """Layouts that fit on free blocks and can hold the SLO (any, where none can), and what is left out and why."""
+class Choices(NamedTuple):
+    """Layouts that fit on free blocks and can hold the SLO (any that fit, where none can), and what is left out."""
+
+    options: tuple[Option, ...]
+    rejected: tuple[Rejected, ...]  # in the order in which they were tried
+    nearest: Rejected | None = None  # of those that do not fit, the one with the most memory
+
+
+def choices_on(drawings: Drawings, ground: Ground, load: Load) -> Choices:
+    """Every layout of the deployment that the drawings are of, tried on this ground under this load."""
     deployment = drawings.deployment
     facts = deployment.model.facts
     if facts is None:
         why = (
             "model.facts is not known: apply the deployment again, so that its config.json is read"
         )
-        return (), (Rejected(what="every layout", reason=why),)
+        return Choices((), (Rejected(what="every layout", reason=why),))
     found: list[Option] = []
     slow: list[Option] = []
     rejected: list[Rejected] = []
+    short: list[tuple[int, Rejected]] = []
     for layout in _layouts(ground, facts, rejected):
         spots = place(ground.spots, layout.kinds, 0)
         if spots is None:
@@ -143,11 +158,14 @@ def options(
             outlook = plan_outlook(plan, deployment, load)
         except InvalidInput as fault:
             rejected.append(Rejected(what=str(layout), reason=f"{fault.field}: {fault.fix}"))
+            if fault.field == "memory":
+                short.append((layout.memory_bytes, rejected[-1]))
             continue
         (found if outlook.good_requests_per_s > 0 else slow).append(Option(layout, plan, outlook))
-    if not found:
-        return tuple(slow), tuple(rejected)  # better slowly than not at all
-    return tuple(found), (*rejected, *_too_slow(slow, deployment))
+    nearest = max(short, key=lambda each: each[0])[1] if short else None
+    if not found:  # better slowly than not at all
+        return Choices(tuple(slow), tuple(rejected), nearest)
+    return Choices(tuple(found), (*rejected, *_too_slow(slow, deployment)), nearest)
 
 
 def _too_slow(slow: Sequence[Option], deployment: Deployment) -> tuple[Rejected, ...]:

@@ -19,7 +19,7 @@ from flexpipe.model.route import PlanState, RouteEntry
 from flexpipe.model.shift import DeviceReservations
 from flexpipe.performance.outlook import balanced_gear, gear_outlook, plan_outlook
 from flexpipe.planning.ground import Ground, survey
-from flexpipe.planning.layouts import Drawings, Option, options
+from flexpipe.planning.layouts import Choices, Drawings, Option, choices_on
 from flexpipe.planning.mixing import Draft, Present, drafts
 from flexpipe.planning.ranking import Ranked, best_of, stays_s
 from flexpipe.planning.spots import place
@@ -29,7 +29,6 @@ REJECTED_LIMIT: Final = 24
 """Lines of what is not possible: enough for each reason of a fleet of some racks, and the message stays small."""
 
 _SERVING: Final = (PlanState.ACTIVE, PlanState.FROZEN)
-_CONSTRAINTS: Final = ("memory", "devices", "gear", "tp", "pp", "class")
 
 
 class View(Frozen):
@@ -84,15 +83,15 @@ def look(
         nothing = Candidate(gear=gear, outlook=GearOutlook(), stays_s=_stays(gear, view))
         why = Rejected(what="every gear", reason=f"{fault.field}: {fault.fix}")
         return Look(current=nothing, rejected=(why,), nowhere=None if alive else why.reason)
-    choices, unfit = options(drawings, ground, asked.need)
-    found, left_out = _worthwhile(view, _Table(ground, drawings, asked), choices, present)
-    nowhere = None if alive or found else _nowhere(ground, unfit)
+    choices = choices_on(drawings, ground, asked.need)
+    found, left_out = _worthwhile(view, _Table(ground, drawings, asked), choices.options, present)
+    nowhere = None if alive or found else _nowhere(ground, choices)
     said = () if nowhere is None else (Rejected(what="every gear", reason=nowhere),)
     carried = sum(each.outlook.good_requests_per_s for each in present)
     return Look(
         current=current,
         candidates=tuple(_candidate(each, view, asked.basis) for each in best_of(found)),
-        rejected=(*said, *left_out, *ground.obstacles, *unfit)[:REJECTED_LIMIT],
+        rejected=(*said, *left_out, *ground.obstacles, *choices.rejected)[:REJECTED_LIMIT],
         nowhere=nowhere,
         falls_short=not alive or carried < asked.requests_per_s or len(alive) < len(gear.plans),
     )
@@ -203,18 +202,12 @@ def _stays(gear: Gear, view: View) -> float:
     return stays_s(gear, view.fleet, view.now_s, view.deployment.policy.horizon_s)
 
 
-def _nowhere(ground: Ground, unfit: Sequence[Rejected]) -> str:
+def _nowhere(ground: Ground, choices: Choices) -> str:
     """The constraint that fails, in one sentence."""
     if not ground.free:
         taken = "; ".join(f"{each.what}: {each.reason}" for each in ground.obstacles[:3])
         return f"no block is free ({taken})" if taken else "no block is free: the fleet is empty"
-    if not unfit:
+    failing = choices.nearest or next(iter((*choices.rejected, *ground.obstacles)), None)
+    if failing is None:
         return f"none of the {ground.free} free devices lies in a block that carries a layout"
-    reasons = sorted(unfit, key=lambda each: (_constraint(each.reason), -len(each.what)))
-    nearest = reasons[0]
-    return f"{nearest.what}: {nearest.reason}"
-
-
-def _constraint(reason: str) -> int:
-    word = reason.partition(":")[0]
-    return _CONSTRAINTS.index(word) if word in _CONSTRAINTS else len(_CONSTRAINTS)
+    return f"{failing.what}: {failing.reason}"

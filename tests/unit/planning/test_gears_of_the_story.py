@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from flexpipe.model.deployment import Deployment
@@ -294,3 +296,18 @@ def test_an_unknown_device_model_is_named_and_stops_nothing() -> None:
     found = look_at(LLAMA_7B, busy(2), fleet=only(FLEET, "c1").with_node(strange))
     assert used_by(found) == {"c1"}
     assert "model: X9000 is not in the table of devices" in [r.reason for r in found.rejected]
+
+
+def test_what_fits_nowhere_names_the_layout_that_came_nearest() -> None:
+    found = look_at(LLAMA_70B, busy(2), fleet=only(FLEET, "b3", "c1"))
+    assert found.nowhere is not None
+    assert found.nowhere.startswith("pp2 on A100-SXM4-80GB and L40S: memory: the stages hold")
+
+
+def test_a_look_at_the_whole_fleet_takes_tens_of_milliseconds() -> None:
+    spent = []
+    for _ in range(3):
+        began = time.process_time()
+        look_at(LLAMA_70B, busy(40), TP8_ON_A)
+        spent.append(time.process_time() - began)
+    assert min(spent) < 0.25  # 0.05 on a quiet core
