@@ -100,6 +100,19 @@ def test_a_plan_that_is_lost_within_the_cooldown_is_replaced_at_once() -> None:
     assert "lost" in loop.ordered()[-1].order.trigger
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_deployment_that_lost_everything_is_served_again_traffic_or_not(share: float) -> None:
+    loop = Loop([ONE])
+    rate = share * holds_up_to(loop.first)
+    loop.traffic(lambda _: rate, 120)
+    lost_s = loop.world.now_s
+    loop.kill_rank("b1", ONE.id)
+    loop.traffic_until(lambda: loop.completed() == 1, lambda _: rate, limit_s=120)
+    assert loop.ordered()[0].order.ordered_at_s - lost_s < 5
+    assert loop.in_force().plans
+    assert len(loop.ordered()) == 1
+
+
 def test_a_pinned_deployment_is_left_alone_whatever_comes() -> None:
     loop = Loop([ONE])
     loop.pin()

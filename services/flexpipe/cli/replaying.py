@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from flexpipe.bus.connection import Bus
 from flexpipe.bus.journal import Begin, parse_line, write_journal_file
 from flexpipe.bus.replay import ReplayReport, replay
+from flexpipe.costing import Estimator
 from flexpipe.fragments.monitor import Monitor
 from flexpipe.fragments.sampling import Agent
 from flexpipe.hosting.worker import Worker
@@ -22,6 +23,7 @@ from flexpipe.transitions.machine import Executor
 
 MACHINES: dict[str, Callable[[str], Machine]] = {
     "agent": lambda _: Agent(),
+    "estimator": lambda _: Estimator(),
     "executor": lambda _: Executor(),
     "planner": lambda _: Planner(),
     "monitor": lambda _: Monitor(),
