@@ -41,6 +41,7 @@ class Books:
         self._values: dict[str, dict[str, Frozen]] = {name: {} for name in (*_OWN, *_FOREIGN)}
         self._fleet: Fleet | None = None  # as last put together
         self.fleet_changes = 0  # how often the fleet was another one than before
+        self.changes = 0  # how often anything was
 
     def learn(self, entry: Entry) -> None:
         """Take what is there now. Older revisions than the one known are ignored."""
@@ -55,6 +56,7 @@ class Books:
             value = value.model_copy(update={"moved": (), "notes": (), "log_tail": ""})
             entry = entry.model_copy(update={"value": value.canonical_json()})
         self._entries[entry.bucket, entry.key] = entry
+        self.changes += 1
         if entry.bucket == "fleet":
             self._fleet = None
             self.fleet_changes += 1

@@ -8,37 +8,28 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from flexpipe.events.hatch import (
-    CancelShift,
-    DeploymentPinned,
-    DeploymentUnpinned,
-    DownshiftDeployment,
-    UnpinDeployment,
-    Urgent,
-    UrgentAnswered,
-)
+from flexpipe.events.hatch import DeploymentPinned, DeploymentUnpinned, Urgent
 from flexpipe.events.outgoing import publish
-from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.frozen import Frozen
-from flexpipe.kernel.machine import Delivered, Measure, Span
-from flexpipe.model.names import Name
+from flexpipe.kernel.machine import Delivered
 from flexpipe.model.route import Pin, RouteEntry
 from flexpipe.model.shift import Phase
 from flexpipe.transitions import conduct, mishaps
 from flexpipe.transitions.board import Board
 from flexpipe.transitions.outbox import Outbox
-from flexpipe.transitions.progress import Flight, Stage
+from flexpipe.transitions.progress import Stage
 from flexpipe.transitions.step import Go, Undo
-from flexpipe.transitions.wish import (
-    Begins,
-    Fails,
-    InForce,
-    Stand,
-    Turns,
-    Waits,
-    stand,
-    trace_of,
+from flexpipe.transitions.urgent import (
+    Asked,
+    answer,
+    asked_of,
+    new_entry,
+    of_pin,
+    pin_of,
+    span_of,
+    undone_by,
 )
+from flexpipe.transitions.wish import Begins, Fails, InForce, Stand, Turns, Waits, stand
 
 URGENT_AGE_LIMIT_S: Final = 600.0
 """An urgent message that waited longer is nobody's wish any more: who sent it has acted otherwise since."""
@@ -47,34 +38,6 @@ STOPS_WAITED: Final = 3
 longer needs hands."""
 ASKERS_LIMIT: Final = 16
 """Downshifts of one deployment that still get their last answer: more hands than that pull no hatch."""
-
-Verb = Literal["downshift", "cancel", "unpin"]
-
-_VERBS: Final[dict[type[Urgent], Verb]] = {
-    DownshiftDeployment: "downshift",
-    CancelShift: "cancel",
-    UnpinDeployment: "unpin",
-}
-
-
-class Asked(Frozen):
-    """One urgent command. `written`: its change of the route entry went out. `told`: it was said to be under way."""
-
-    verb: Verb
-    deployment: Name
-    by: str
-    reason: str
-    message_id: str
-    at_s: float
-    age_s: float = 0.0
-    written: bool = False
-    told: bool = False
-
-    @property
-    def words(self) -> str:
-        """Who did what, and why."""
-        why = f": {self.reason}" if self.reason else ""
-        return f"{self.verb} by {self.by}{why}"
 
 
 class HatchState(Frozen):
@@ -93,6 +56,7 @@ class Hatch:
         self._queue = list(state.queue)
         self._owed = list(state.owed)
         self._waits = dict(state.waits)
+        self._failed: dict[str, tuple[int, bool, Fails]] = {}  # reckoned from these books already
 
     @property
     def state(self) -> HatchState:
@@ -108,21 +72,11 @@ class Hatch:
                 continue
             settled = isinstance(self._stand(entry, board), InForce)
             if not settled or board.of(entry.deployment):
-                self._owe(_of_pin(entry.deployment, pin, pin.downshift))
+                self._owe(of_pin(entry.deployment, pin, pin.downshift))
 
     def hear(self, command: Urgent, delivered: Delivered, now_s: float) -> None:
         """Take in what an operator said."""
-        sent_at_s = now_s if delivered.sent_at_s is None else delivered.sent_at_s
-        asked = Asked(
-            verb=_VERBS[type(command)],
-            deployment=command.deployment,
-            by=command.by,
-            reason=command.reason,
-            message_id=delivered.message_id,
-            at_s=min(sent_at_s, now_s),
-            age_s=max(now_s - sent_at_s, 0.0),
-        )
-        self._queue.append(asked)
+        self._queue.append(asked_of(command, delivered, now_s))
 
     def next_wake_s(self, now_s: float) -> float | None:
         """When a wait ends."""
@@ -171,15 +125,15 @@ class Hatch:
         """Write the pin, and owe the answer once it is there. Twice is once while the first is not lost."""
         pin = None if entry is None else entry.pin
         if entry is None or pin is None or pin.downshift is None:
-            self._write(asked, entry or _new_entry(asked.deployment, board), _pin_of(asked), out)
+            self._write(asked, entry or new_entry(asked.deployment, board), pin_of(asked), out)
             return
         if pin.downshift == asked.message_id:
             pinned = DeploymentPinned(deployment=asked.deployment, reason=pin.reason, by=pin.by)
             out.do(publish(pinned, asked.message_id))
-            out.do(_span(asked, board.now_s))
+            out.do(span_of(asked, board.now_s))
         elif isinstance(self._stand(entry, board), Fails):
             self._waits.pop(asked.deployment, None)
-            self._write(asked, entry, _pin_of(asked), out)  # it is tried once more
+            self._write(asked, entry, pin_of(asked), out)  # it is tried once more
             return
         self._queue.remove(asked)
         self._owe(asked)
@@ -229,7 +183,7 @@ class Hatch:
                 case _ if not asked.told:
                     self._owed.remove(asked)
                     self._owe(asked.model_copy(update={"told": True}))
-                    _answer(asked, "under-way", now.says, board, out)
+                    answer(asked, "under-way", now.says, board, out)
                     return True
         return False
 
@@ -244,7 +198,7 @@ class Hatch:
 
     def _cancel(self, asked: Asked, entry: RouteEntry | None, board: Board, out: Outbox) -> bool:
         name = asked.deployment
-        undone = _undone_by(asked, board)
+        undone = undone_by(asked, board)
         if undone is not None:  # said again to an executor that took over
             self._end(asked, "under-way", f"shift {undone} is undone", board, out)
             return True
@@ -297,8 +251,16 @@ class Hatch:
     # -- words ------------------------------------------------------------------------------------
 
     def _stand(self, entry: RouteEntry, board: Board) -> Stand:
-        until_s = self._waits.get(entry.deployment)
-        return stand(entry, board, patient=until_s is None or board.now_s < until_s)
+        """How a baseline stands. One out of reach stays so while no bucket changes: each step is stored there."""
+        name, changes = entry.deployment, board.books.changes
+        patient = board.now_s < self._waits.get(name, board.now_s + 1)
+        known = self._failed.get(name)
+        if known is not None and known[:2] == (changes, patient):
+            return known[2]
+        now = stand(entry, board, patient=patient)
+        if isinstance(now, Fails):
+            self._failed[name] = (changes, patient, now)
+        return now
 
     def _write(self, asked: Asked, entry: RouteEntry, pin: Pin | None, out: Outbox) -> None:
         """Pin or unpin; the command stays at the head until the entry says so."""
@@ -318,78 +280,4 @@ class Hatch:
         same = asked.message_id
         self._queue = [each for each in self._queue if each.message_id != same]
         self._owed = [each for each in self._owed if each.message_id != same]
-        _answer(asked, outcome, says, board, out)
-
-
-def _answer(
-    asked: Asked,
-    outcome: Literal["done", "under-way", "refused"],
-    says: str,
-    board: Board,
-    out: Outbox,
-) -> None:
-    answer = UrgentAnswered(
-        deployment=asked.deployment,
-        verb=asked.verb,
-        message_id=asked.message_id,
-        outcome=outcome,
-        says=says,
-    )
-    out.say(answer)
-    known = board.books.deployment(asked.deployment) is not None
-    if known:  # a name that somebody mistyped is no label
-        labels = {"deployment": asked.deployment, "outcome": outcome}
-        out.do(Measure(name="flexpipe_executor_urgent_total", value=1.0, labels=labels))
-
-
-def _pin_of(asked: Asked) -> Pin:
-    reason = asked.reason or "downshift"
-    return Pin(reason=reason, by=asked.by, at_s=asked.at_s, downshift=asked.message_id)
-
-
-def _of_pin(name: str, pin: Pin, message_id: str) -> Asked:
-    return Asked(
-        verb="downshift",
-        deployment=name,
-        by=pin.by,
-        reason=pin.reason,
-        message_id=message_id,
-        at_s=pin.at_s,
-    )
-
-
-def _new_entry(name: str, board: Board) -> RouteEntry:
-    """The entry of a deployment that was never started: pinned before its baseline starts."""
-    declared = board.books.deployment(name)
-    if declared is None:
-        raise BrokenInvariant(f"{name} is pinned and neither declared nor routed")
-    terms = [record.term for record in board.books.records() if record.deployment == name]
-    return RouteEntry(
-        deployment=name,
-        model=declared.model,
-        policy=declared.policy,
-        term=max([1, *terms]),
-        shift=0,
-    )
-
-
-def _undone_by(asked: Asked, board: Board) -> int | None:
-    """The shift that this very message had undone."""
-    flights = [case.flight for case in board.of(asked.deployment)]
-    records = board.books.records()
-    flights += [Flight.of(record) for record in records if record.deployment == asked.deployment]
-    same = (f for f in flights if f.progress.cancelled_by == asked.message_id)
-    return next((flight.record.shift for flight in same), None)
-
-
-def _span(asked: Asked, now_s: float) -> Span:
-    """The first span of a downshift's trace: from the message to the pin."""
-    trace, span = trace_of(asked.deployment, asked.message_id)
-    return Span(
-        trace_id=trace,
-        span_id=span,
-        name="downshift",
-        start_s=asked.at_s,
-        end_s=max(now_s, asked.at_s),
-        attributes={"flexpipe.deployment": asked.deployment, "flexpipe.by": asked.by},
-    )
+        answer(asked, outcome, says, board, out)
