@@ -40,8 +40,10 @@ from flexpipe.planning.proposal import View, gear_in_force, is_alive
 from flexpipe.planning.saying import proposal_of
 from flexpipe.planning.together import look_at_all
 from flexpipe.planning.wishes import (
+    ORIGIN_S,
     OVERTAKEN_LIMIT_S,
     STALE_S,
+    Blow,
     Cause,
     Wish,
     joined,
@@ -64,6 +66,8 @@ class _Course(Frozen):
     cycle: int = 0
     looked_at_s: float = 0.0
     wish: Wish | None = None
+    bereft: tuple[str, ...] = ()  # devices of the plan that it lost last
+    blow: Blow | None = None
 
 
 class _Snapshot(Frozen):
@@ -149,8 +153,7 @@ class Planner:
             return
         if before is None and after.deployment in self._courses:
             course = self._courses[after.deployment]
-            due_at_s = min(course.due_at_s, now_s + FIRST_LOOK_S)
-            self._courses[after.deployment] = course.model_copy(update={"due_at_s": due_at_s})
+            self._change(after.deployment, due_at_s=min(course.due_at_s, now_s + FIRST_LOOK_S))
         for routed in () if before is None else before.plans:
             # A plan that is given up retires first: one that served and is not there any more died.
             serves = routed.state in (PlanState.ACTIVE, PlanState.FROZEN)
@@ -158,6 +161,7 @@ class Planner:
                 sentence = (
                     f"plan {routed.plan.id} ({routed.plan.shape}) of {after.deployment} was lost"
                 )
+                self._change(after.deployment, bereft=tuple(sorted(map(str, routed.plan.devices))))
                 self._wish(now_s, after.deployment, "plan", sentence)
 
     def _hear(self, now_s: float, at_s: float, message: Message) -> None:
@@ -170,6 +174,7 @@ class Planner:
             case FleetChanged():
                 for name in sorted(self._courses) if message.urgent else ():
                     self._wish_of_fleet(now_s, name, message)
+                    self._mourn(now_s, name, message)
             case ShiftAbandoned():
                 sentence = f"shift {message.shift} was abandoned: {message.reason}"
                 self._wish(now_s, message.deployment, "shift", sentence, shift=message.shift)
@@ -202,6 +207,21 @@ class Planner:
         )
         self._keep_wish(name, wish)
 
+    def _mourn(self, now_s: float, name: str, message: FleetChanged) -> None:
+        """Remember a change that took something from a deployment: its plan may be gone from the entry already."""
+        entry = self._books.route(name)
+        own = set(self._courses[name].bereft)
+        own |= {str(ref) for each in (entry.plans if entry else ()) for ref in each.plan.devices}
+        taken = {str(each.device) for each in message.changes if each.what in ("left", "closed")}
+        if own & taken:
+            blow = Blow(at_s=now_s, trace_id=message.trace_id, span_id=message.span_id)
+            self._change(name, blow=blow, bereft=())
+
+    def _change(self, name: str, **changes: object) -> None:
+        course = self._courses.get(name)
+        if course is not None:
+            self._courses[name] = course.model_copy(update=changes)
+
     def _wish(
         self, now_s: float, name: str, cause: Cause, sentence: str, shift: int | None = None
     ) -> None:
@@ -217,8 +237,7 @@ class Planner:
     def _keep_wish(self, name: str, wish: Wish) -> None:
         course = self._courses.get(name)
         if course is not None:
-            both = joined(course.wish, wish)
-            self._courses[name] = course.model_copy(update={"wish": both})
+            self._change(name, wish=joined(course.wish, wish))
 
     def _is_down(self, name: str) -> bool:
         """Whether a deployment should serve and nothing of it is alive."""
@@ -239,7 +258,11 @@ class Planner:
             name = view.deployment.name
             course = self._courses[name]
             wish = course.wish if now_s >= self._wish_ready_at_s(name) else None
-            do.extend(proposal_of(view, found, wish, course.cycle, self._books.revision))
+            blow = course.blow if course.blow and now_s <= course.blow.at_s + ORIGIN_S else None
+            said = proposal_of(
+                view, found, wish, self._books.revision, cycle=course.cycle, blow=blow
+            )
+            do.extend(said)
         for name in due:
             self._looked(now_s, name)
         return tuple(do)
@@ -270,7 +293,8 @@ class Planner:
         course, deployment = self._courses[name], self._books.deployment(name)
         policy = Policy() if deployment is None else deployment.policy
         is_answered = now_s >= self._wish_ready_at_s(name)
-        self._courses[name] = _Course(
+        self._change(
+            name,
             due_at_s=now_s + policy.cycle_s,
             cycle=course.cycle + 1,
             looked_at_s=now_s,

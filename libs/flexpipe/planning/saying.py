@@ -12,7 +12,7 @@ from flexpipe.kernel.ids import derived_id, span_id, trace_id, traceparent
 from flexpipe.kernel.machine import Effect, Measure, Span
 from flexpipe.model.outlook import Load
 from flexpipe.planning.proposal import Look, View
-from flexpipe.planning.wishes import Wish
+from flexpipe.planning.wishes import Blow, Wish
 
 SEEN_LIMIT: Final = 256
 """What an order may rest on at most: the bound of `OrderShift.seen`, which these keys go into."""
@@ -24,13 +24,26 @@ Revision = Callable[[str, str], int]
 
 
 def proposal_of(
-    view: View, found: Look, wish: Wish | None, cycle: int, revision: Revision
+    view: View,
+    found: Look,
+    wish: Wish | None,
+    revision: Revision,
+    *,
+    cycle: int,
+    blow: Blow | None,
 ) -> tuple[Effect, ...]:
-    """The proposal of one look, its span and its readings. `revision` of (bucket, key) as they were read."""
+    """The proposal of one look, its span and its readings. `revision` of (bucket, key) as they were read.
+
+    Its trace is that of the fleet change that asked for it, else that of the `blow` it still mends, else its own.
+    """
     name, now_s = view.deployment.name, view.now_s
     fleet_revision = view.fleet.revision
     proposal = derived_id("proposal", name, fleet_revision, cycle, now_s)
-    trace = wish.trace_id if wish is not None and wish.trace_id else trace_id("proposal", proposal)
+    trace, parent = trace_id("proposal", proposal), None
+    if wish is not None and wish.trace_id is not None:
+        trace, parent = wish.trace_id, wish.parent_span_id
+    elif blow is not None:
+        trace, parent = blow.trace_id, blow.span_id
     span = span_id("propose", proposal)
     message = CandidatesProposed(
         deployment=name,
@@ -51,7 +64,7 @@ def proposal_of(
     spoken = Span(
         trace_id=trace,
         span_id=span,
-        parent_span_id=wish.parent_span_id if wish is not None else None,
+        parent_span_id=parent,
         name="propose",
         start_s=wish.heard_at_s if wish is not None else now_s,
         end_s=now_s,

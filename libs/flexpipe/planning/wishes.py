@@ -22,6 +22,10 @@ STALE_S: Final = 60.0
 """A message that was on the bus for longer speaks of what the buckets have shown since: it waited for a planner that
 was down, and asks for nothing."""
 
+ORIGIN_S: Final = 90.0
+"""How long what happened to a deployment's own devices is the reason for what is proposed to it: past the end of any
+cooldown there are other reasons."""
+
 _WEIGHT: Final[dict[Cause, int]] = {"fleet": 3, "shift": 2, "plan": 1, "room": 0}
 
 
@@ -36,6 +40,14 @@ class Wish(Frozen):
     shift: int | None = None  # that must not be in flight any more
     trace_id: str | None = None
     parent_span_id: str | None = None
+
+
+class Blow(Frozen):
+    """What happened to devices of a deployment's own plans: later looks without a trace of their own go on with its."""
+
+    at_s: float
+    trace_id: str
+    span_id: str
 
 
 def joined(old: Wish | None, new: Wish) -> Wish:

@@ -7,7 +7,7 @@ from typing import Final
 
 from flexpipe.bus.hearing import Hearing
 from flexpipe.events import catalog
-from flexpipe.events.fleet import FleetChanged
+from flexpipe.events.fleet import DeviceChange, FleetChanged
 from flexpipe.events.planning import Baseline, CandidatesProposed
 from flexpipe.events.route import LoadObserved, PlanLoad
 from flexpipe.gears.layout import build_plan
@@ -244,10 +244,19 @@ class Stand:
             self.report(deployment, arrived)
             self.world.run_for(5.0)
 
-    def change_fleet(self, fleet: Fleet, sentence: str, *, urgent: bool = True) -> FleetChanged:
+    def change_fleet(
+        self,
+        fleet: Fleet,
+        sentence: str,
+        *,
+        urgent: bool = True,
+        left: tuple[DeviceRef, ...] = (),
+    ) -> FleetChanged:
         """The monitor writes a fleet and says so."""
         self.put_fleet(fleet)
-        message = fleet_changed(fleet.revision, sentence, self.world.now_s, urgent=urgent)
+        message = fleet_changed(
+            fleet.revision, sentence, self.world.now_s, urgent=urgent, left=left
+        )
         self.world.say(message)
         return message
 
@@ -290,12 +299,17 @@ def load_of(
 
 
 def fleet_changed(
-    revision: int, sentence: str, at_s: float, *, urgent: bool = True
+    revision: int,
+    sentence: str,
+    at_s: float,
+    *,
+    urgent: bool = True,
+    left: tuple[DeviceRef, ...] = (),
 ) -> FleetChanged:
     """What the monitor says of a revision."""
     return FleetChanged(
         revision=revision,
-        changes=(),
+        changes=tuple(DeviceChange(device=ref, what="left") for ref in left),
         sentence=sentence,
         urgent=urgent,
         at_s=at_s,

@@ -12,7 +12,7 @@ from flexpipe.model.route import PlanState
 from flexpipe.model.shift import StartClass
 from flexpipe.planning import Planner
 from flexpipe.planning.planner import FIRST_LOOK_S
-from flexpipe.planning.wishes import OVERTAKEN_LIMIT_S
+from flexpipe.planning.wishes import ORIGIN_S, OVERTAKEN_LIMIT_S
 from flexpipe.testing.world import EPOCH_S
 from unit.planning.bench import (
     FLEET,
@@ -148,6 +148,36 @@ def test_a_plan_that_vanishes_without_retiring_was_lost() -> None:
     *_, last = stand.proposals()
     assert (last.urgent, last.trigger) == (True, f"plan {TP1.id} (tp1) of llama-7b was lost")
     assert last.candidates
+
+
+@pytest.mark.parametrize("first", ["entry", "fleet"])
+def test_what_takes_a_plan_is_where_the_traces_of_its_later_looks_begin(first: str) -> None:
+    stand = a_running_7b()
+
+    def lose() -> None:
+        stand.put_entry(entry_of(LLAMA_7B))
+        stand.world.run_for(0.5)
+
+    if first == "entry":
+        lose()
+    message = stand.change_fleet(changed({"a1": "failed"}), "a1 failed", left=TP1.devices)
+    stand.world.run_for(0.5)
+    if first == "fleet":
+        lose()
+    stand.world.run_for(CYCLE_S + 1.0)
+    *_, last = stand.proposals()
+    assert not last.urgent
+    assert last.trace_id == message.trace_id
+    stand.world.run_for(ORIGIN_S + 2 * CYCLE_S)
+    assert stand.proposals()[-1].trace_id != message.trace_id
+
+
+def test_what_happens_to_others_is_not_where_a_trace_begins() -> None:
+    stand = a_running_7b()
+    ref = plan_on(LLAMA_7B, "a.1-9").devices
+    message = stand.change_fleet(changed({"a3": "failed"}), "a3 failed", left=ref)
+    stand.world.run_for(CYCLE_S + 1.0)
+    assert stand.proposals()[-1].trace_id != message.trace_id
 
 
 def test_a_plan_that_retires_is_not_lost() -> None:
