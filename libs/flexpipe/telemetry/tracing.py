@@ -1,29 +1,20 @@
 """Finished `Span` effects become OpenTelemetry spans and leave by OTLP, where the standard variables name a receiver.
 
 Machines give spans as data with derived ids, so a span that was already sent before a crash is the same span after it.
-The SDK's own tracer mints random ids; therefore spans are built here as the SDK's read-only ones and handed straight to
-its batch processor.
+The SDK (`otlp`) is loaded only where spans have somewhere to go: it is a tenth of a service's start.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
-
-from flexpipe.kernel.ids import parse_traceparent
 from flexpipe.kernel.machine import Span
 
-FLUSH_LIMIT_MS = 3_000
-"""A service that stops waits this long for its last spans to leave."""
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
-_LOG = logging.getLogger(__name__)
+    from flexpipe.telemetry.otlp import Otlp
 
 
 class SpanSink(Protocol):
@@ -38,51 +29,21 @@ class OtlpSpans:
     """Sends spans by OTLP/HTTP when `OTEL_EXPORTER_OTLP_ENDPOINT` (or the traces one) is set; else does nothing."""
 
     def __init__(self, service: str, exporter: SpanExporter | None = None) -> None:
-        if exporter is None and _receiver_is_named():
-            exporter = OTLPSpanExporter()
-        self._resource = Resource.create({"service.name": f"flexpipe-{service}"})
-        self._service = service
-        self._processor = None if exporter is None else BatchSpanProcessor(exporter)
+        self._otlp: Otlp | None = None
+        if exporter is not None or _receiver_is_named():
+            from flexpipe.telemetry.otlp import Otlp  # noqa: PLC0415 - see the module
+
+            self._otlp = Otlp(service, exporter)
 
     def __call__(self, span: Span) -> None:
-        """Queue one span for sending (the SDK's queue is bounded and drops when full)."""
-        if self._processor is not None:
-            self._processor.on_end(readable(span, self._service, self._resource))
+        """Queue one span for sending."""
+        if self._otlp is not None:
+            self._otlp.take(span)
 
     def close(self) -> None:
         """Send what waits, within a limit."""
-        if self._processor is not None:
-            self._processor.force_flush(FLUSH_LIMIT_MS)
-            self._processor.shutdown()  # type: ignore[no-untyped-call]
-
-
-def readable(span: Span, service: str, resource: Resource) -> ReadableSpan:
-    """The SDK's form of one span. The service's name is also an attribute: some receivers show only those."""
-    status = Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK)
-    links = [Link(_context(*ids)) for ids in map(parse_traceparent, span.links) if ids is not None]
-    return ReadableSpan(
-        name=span.name,
-        context=_context(span.trace_id, span.span_id),
-        parent=None
-        if span.parent_span_id is None
-        else _context(span.trace_id, span.parent_span_id),
-        resource=resource,
-        attributes={"flexpipe.service": service, **span.attributes},
-        links=links,
-        kind=SpanKind.INTERNAL,
-        status=status,
-        start_time=int(span.start_s * 1e9),
-        end_time=int(span.end_s * 1e9),
-    )
-
-
-def _context(trace: str, span: str) -> SpanContext:
-    return SpanContext(
-        trace_id=int(trace, 16),
-        span_id=int(span, 16),
-        is_remote=False,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED),
-    )
+        if self._otlp is not None:
+            self._otlp.close()
 
 
 def _receiver_is_named() -> bool:

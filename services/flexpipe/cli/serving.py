@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
+from flexpipe.cli.loading import loading
 from flexpipe.cli.variables import log_level, settings_of
 from flexpipe.kernel.errors import FlexPipeError, InvalidInput
 from flexpipe.telemetry.logs import configure_logs
@@ -27,8 +28,10 @@ def run_in_foreground(service: str, *, exit_with_parent: bool) -> None:
     if service not in SERVICES:
         raise InvalidInput("service", service, "use one of " + ", ".join(SERVICES))
     configure_logs(service, log_level())
-    settings = settings_of(import_module(f"flexpipe.{service}.settings").Settings)
-    serve = import_module(f"flexpipe.{service}.app").serve
+    with loading():
+        of_service = import_module(f"flexpipe.{service}.settings").Settings
+        serve = import_module(f"flexpipe.{service}.app").serve
+    settings = settings_of(of_service)
     try:
         asyncio.run(_until_stopped(serve, settings, exit_with_parent=exit_with_parent))
     except FlexPipeError as error:
