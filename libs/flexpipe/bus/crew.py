@@ -20,6 +20,7 @@ class Crew:
     def __init__(self) -> None:
         self._block: asyncio.Task[object] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._cancelled_before = 0
         self._is_leaving = False
         self._has_interrupted = False
         self.failure: BaseException | None = None  # the first one
@@ -27,6 +28,12 @@ class Crew:
     def enter(self) -> None:
         """From now on a failure interrupts the calling task."""
         self._block = asyncio.current_task()
+        self._cancelled_before = self._block.cancelling() if self._block else 0
+
+    def obey(self) -> None:
+        """Raise the cancellation that came since `enter` and was swallowed on the way (see `CANCEL_AGAIN_S`)."""
+        if self._block is not None and self._block.cancelling() > self._cancelled_before:
+            raise asyncio.CancelledError
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run it until the block ends."""

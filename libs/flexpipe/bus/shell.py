@@ -144,6 +144,7 @@ class MachineShell:
         self._crew.enter()
         try:
             await self._start()
+            self._crew.obey()
         except BaseException as error:
             await self._end(error)
             raise

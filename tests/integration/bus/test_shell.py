@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from flexpipe.bus import Bus, Hearing, MachineShell
 from flexpipe.bus.deadletters import read_dead_letters
+from flexpipe.bus.ears import Ear
 from flexpipe.events import catalog
 from flexpipe.events.catalog import Lane, Said
 from flexpipe.events.message import Command
@@ -303,6 +305,29 @@ async def test_a_crash_on_anything_but_a_message_ends_the_shell(executor: Bus) -
             with pytest.raises((Unavailable, asyncio.CancelledError)):
                 await shell.feed(Nudged(text="x"))
             await asyncio.Event().wait()
+
+
+async def test_a_cancellation_that_a_library_swallows_at_the_start_still_ends_it(
+    executor: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, open_ = asyncio.Event(), Ear.open
+
+    async def swallow(ear: Ear) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):  # as `wait_for` up to Python 3.11 can
+            await asyncio.Event().wait()
+        await open_(ear)
+
+    async def serve() -> None:
+        async with a_shell(executor, Recorder(), hears=ORDERS):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Ear, "open", swallow)
+    serving = asyncio.create_task(serve())
+    await begun.wait()
+    serving.cancel()
+    await asyncio.wait([serving], timeout=10)
+    assert serving.cancelled()
 
 
 async def test_an_error_of_the_block_passes_through(executor: Bus) -> None:
