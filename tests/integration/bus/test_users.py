@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexpipe.bus import BusSettings, Hearing, MachineShell, connect
-from flexpipe.bus.users import Instance
+from flexpipe.bus.users import DECIDERS, SERVICES, Instance
 from flexpipe.events.outgoing import publish
 from flexpipe.events.plan import EngineReady, FenceWorker
 from flexpipe.events.shift import ShiftRefused
@@ -64,7 +64,7 @@ async def test_nobody_listens_to_answers_of_another_user(dial: Dial) -> None:
 async def test_every_service_can_run_a_shell_with_all_that_it_hears_and_watches(dial: Dial) -> None:
     from flexpipe.events import catalog  # noqa: PLC0415
 
-    for service in ("executor", "router", "worker"):
+    for service in DECIDERS:
         bus = await dial(service, "one")
         shell = MachineShell(
             bus,
@@ -72,7 +72,7 @@ async def test_every_service_can_run_a_shell_with_all_that_it_hears_and_watches(
             service=service,
             name="one",
             hears=tuple(
-                Hearing(said.message, "one" if service != "executor" else "*")
+                Hearing(said.message, "one" if service in ("agent", "router", "worker") else "*")
                 for said in catalog.MESSAGES
                 if service in said.hears
             ),
@@ -123,7 +123,7 @@ async def test_a_user_of_one_instance_hears_and_writes_for_that_instance_alone()
 
 
 async def test_no_service_can_change_or_remove_a_stream(dial: Dial) -> None:
-    for service in ("executor", "router", "worker", "operator"):
+    for service in SERVICES:
         bus = await dial(service, "one")
         for verb in ("CREATE", "UPDATE", "DELETE", "PURGE"):
             with pytest.raises(Refused):
