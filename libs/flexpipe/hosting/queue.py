@@ -1,15 +1,21 @@
 """Which queued group starts next, and whether its devices have room. Called at the end of every turn.
 
-Starts on one node happen one after another: an engine's start is nearly all imports, so two at once
-take as long as two in a row and neither is ready early. Queues of several nodes see the executor's
-commands in the same order, so two gangs never wait for each other's turn.
+Starts on CPU slots happen one after another: an engine's start is nearly all imports, so two at once
+take as long as two in a row and neither is ready early. On a node of GPUs several may start at once:
+most of a start there is weights on their way to different cards. Queues of several nodes see the
+executor's commands in the same order and launch in that order, so two gangs never wait for each other.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from flexpipe.hosting.effects import LaunchRanks
 from flexpipe.hosting.memory import Hosted, Stage
 from flexpipe.hosting.turn import Turn
+
+GPU_STARTS_LIMIT: Final = 8
+"""Starts at once on a node of GPUs: one a card of the largest usual machine."""
 
 
 def advance(turn: Turn) -> None:
@@ -19,10 +25,19 @@ def advance(turn: Turn) -> None:
             waited_s = turn.now_s - hosted.start.at_s
             turn.failed(hosted.plan, hosted.start, f"its turn did not come within {waited_s:.0f} s")
             turn.drop(hosted)
-    while not any(each.stage is Stage.STARTING for each in turn.memory.hosted):
+    while _starting(turn) < _starts_limit(turn):
         first = next((each for each in turn.memory.hosted if each.stage is Stage.QUEUED), None)
         if first is None or not _launch(turn, first):
             return
+
+
+def _starting(turn: Turn) -> int:
+    return sum(each.stage is Stage.STARTING for each in turn.memory.hosted)
+
+
+def _starts_limit(turn: Turn) -> int:
+    shares_cores = any(device.model == "cpu" for device in turn.node.devices)
+    return 1 if shares_cores else GPU_STARTS_LIMIT
 
 
 def _launch(turn: Turn, hosted: Hosted) -> bool:

@@ -15,13 +15,17 @@ from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.gear import EMPTY_GEAR, Gear, PlanShare
+from flexpipe.model.outlook import Load
 from flexpipe.model.plan import Plan
-from flexpipe.model.route import PlanState, RouteEntry
+from flexpipe.model.route import PlanState, RoutedPlan, RouteEntry
 from flexpipe.model.shift import DeviceReservations
+from flexpipe.performance.outlook import plan_outlook
 from flexpipe.planning.proposal import is_alive
 
 _FORM: Final = re.compile(r"^(?:(?P<weight>\d+(?:\.\d+)?)\*)?(?:tp(?P<tp>\d+))?(?:pp(?P<pp>\d+))?$")
 """A part of a notation that names neither devices nor layers: any plan of that form is it."""
+NOTHING_KNOWN: Final = Load(data="no-data", window_s=0.0)
+"""Plans are compared by what they carry of usual requests: the hatch must not change with the load of a minute."""
 _ORDER: Final = (PlanState.ACTIVE, PlanState.FROZEN, PlanState.CANARY, PlanState.RETIRING)
 
 
@@ -34,7 +38,7 @@ def resolve(
     """(gear, None), or (None, what is missing)."""
     if deployment.baseline.strip() == "empty":
         return EMPTY_GEAR, None
-    running = _running(entry, fleet)
+    running = _running(deployment, entry, fleet)
     used = {ref: each.total_bytes for ref, each in held.items()}
     shares: dict[str, PlanShare] = {}
     missing: list[str] = []
@@ -56,11 +60,15 @@ def resolve(
     return Gear(shares=tuple(shares[id_] for id_ in sorted(shares))), None
 
 
-def _running(entry: RouteEntry | None, fleet: Fleet) -> list[Plan]:
-    """Plans of the entry that are alive, serving ones first."""
-    routed = () if entry is None else entry.plans
-    ordered = sorted(routed, key=lambda each: (_ORDER.index(each.state), each.plan.id))
-    return [each.plan for each in ordered if is_alive(each.plan, fleet)]
+def _running(deployment: Deployment, entry: RouteEntry | None, fleet: Fleet) -> list[Plan]:
+    """Plans of the entry that are alive, serving ones first, the one that carries most before others of its form."""
+    alive = [each for each in (entry.plans if entry else ()) if is_alive(each.plan, fleet)]
+
+    def place(routed: RoutedPlan) -> tuple[int, float, str]:
+        carries = plan_outlook(routed.plan, deployment, NOTHING_KNOWN).good_requests_per_s
+        return (_ORDER.index(routed.state), -carries, routed.plan.id)
+
+    return [each.plan for each in sorted(alive, key=place)]
 
 
 def _share_of_running(

@@ -14,6 +14,9 @@ Cause = Literal["fleet", "shift", "plan", "room"]
 
 SETTLE_S: Final = 0.05
 """Entries of one atomic batch, and what a shift writes at its end, come within milliseconds of each other."""
+NEWS_S: Final = 0.5
+"""A plan may be lost because its cards go. What died is heard of before the fleet shows why, and a look in between
+would lay the next plan on the same dying block: an agent's word takes a quarter of a second to become a revision."""
 GAP_S: Final = 0.25
 """Least time between two urgent looks: a rack that falls card by card is a few proposals, not one a card."""
 OVERTAKEN_LIMIT_S: Final = 12.0
@@ -74,4 +77,6 @@ def ready_at_s(wish: Wish, *, is_known: bool, fleet_at_s: float, looked_at_s: fl
     if not is_known:
         return wish.until_s
     settled = max(wish.heard_at_s, fleet_at_s) + SETTLE_S
+    if wish.cause == "plan":
+        settled = max(settled, wish.heard_at_s + NEWS_S)
     return min(max(settled, looked_at_s + GAP_S), wish.until_s)

@@ -42,9 +42,11 @@ Said = TypeVar("Said", bound=Message)
 Done = TypeVar("Done", bound=Effect)
 
 
-def node(name: str = "node-a", slots: int = 2, memory_bytes: int = 4 * GB) -> Node:
+def node(
+    name: str = "node-a", slots: int = 2, memory_bytes: int = 4 * GB, model: str = "cpu"
+) -> Node:
     devices = tuple(
-        Device(device=f"slot-{index}", kind="emulated", memory_bytes=memory_bytes)
+        Device(device=f"slot-{index}", kind="emulated", memory_bytes=memory_bytes, model=model)
         for index in range(slots)
     )
     return Node(node=name, address="127.0.0.1", devices=devices)

@@ -67,12 +67,19 @@ def test_ranks_are_bound_to_devices_in_rank_order() -> None:
     assert launch.ranks.node_rank == 0
 
 
-def test_starts_on_one_node_happen_one_after_another() -> None:
+def test_starts_on_cpu_slots_happen_one_after_another() -> None:
     worker = bench()
     first = one(worker.start(plan("a0"), fence(1)), effects.LaunchRanks).group
     assert nothing(worker.start(plan("a1"), fence(2), front_port=31_008))
     up(worker, first)
     told = worker.feed(inputs.FrontReady(group=first))
+    assert one(told, effects.LaunchRanks).ranks.front_port == 31_008
+
+
+def test_gpus_of_one_node_start_their_plans_at_the_same_time() -> None:
+    worker = bench(model="L40S")
+    one(worker.start(plan("a0"), fence(1)), effects.LaunchRanks)
+    told = worker.start(plan("a1"), fence(2), front_port=31_008)
     assert one(told, effects.LaunchRanks).ranks.front_port == 31_008
 
 

@@ -12,7 +12,7 @@ from flexpipe.model.route import PlanState
 from flexpipe.model.shift import StartClass
 from flexpipe.planning import Planner
 from flexpipe.planning.planner import FIRST_LOOK_S
-from flexpipe.planning.wishes import ORIGIN_S, OVERTAKEN_LIMIT_S
+from flexpipe.planning.wishes import NEWS_S, ORIGIN_S, OVERTAKEN_LIMIT_S
 from flexpipe.testing.world import EPOCH_S
 from unit.planning.bench import (
     FLEET,
@@ -144,10 +144,24 @@ def test_an_abandoned_shift_is_answered_when_its_entry_is_true() -> None:
 def test_a_plan_that_vanishes_without_retiring_was_lost() -> None:
     stand = a_running_7b()
     stand.put_entry(entry_of(LLAMA_7B))
-    stand.world.run_for(0.2)
+    stand.world.run_for(NEWS_S + 0.1)
     *_, last = stand.proposals()
     assert (last.urgent, last.trigger) == (True, f"plan {TP1.id} (tp1) of llama-7b was lost")
     assert last.candidates
+
+
+def test_a_lost_plan_is_not_replaced_before_the_fleet_can_show_what_took_it() -> None:
+    stand = a_running_7b()
+    stand.put_entry(entry_of(LLAMA_7B))
+    stand.world.run_for(NEWS_S / 2)
+    assert len(stand.proposals()) == 1
+    message = stand.change_fleet(changed({"a3": "failed"}), "a3 failed", left=TP1.devices)
+    stand.world.run_for(0.2)
+    _, last = stand.proposals()
+    assert last.trace_id == message.trace_id
+    assert not any(
+        ref.node == "a3" for each in last.candidates for p in each.gear.plans for ref in p.devices
+    )
 
 
 @pytest.mark.parametrize("first", ["entry", "fleet"])
@@ -377,6 +391,17 @@ def test_a_baseline_that_runs_already_is_the_baseline() -> None:
     assert kept is not None
     assert kept.gear is not None
     assert [plan.id for plan in kept.gear.plans] == [running.id]
+
+
+def test_of_several_running_plans_of_its_form_the_baseline_is_the_one_that_carries_most() -> None:
+    plans = [plan_on(LLAMA_70B, block) for block in ("b1", "a.4-0", "b2")]
+    stand = Stand(LLAMA_70B)
+    stand.run(LLAMA_70B, *plans)
+    stand.world.run_for(1.0)
+    kept = stand.baseline(LLAMA_70B)
+    assert kept is not None
+    assert kept.gear is not None
+    assert [plan.id for plan in kept.gear.plans] == [plans[1].id]
 
 
 def test_a_retiring_plan_of_that_form_is_the_baseline_until_it_is_gone() -> None:
