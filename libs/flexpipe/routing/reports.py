@@ -29,6 +29,9 @@ COUNT_LIMIT_S: Final = 1.0
 WINDOW_SAMPLES: Final = 512
 """Latency samples a plan and window: enough for a p99, small in a snapshot."""
 
+CANARY_EVERY_S: Final = 0.25
+"""Between two reports of one canary beyond the requests that make it pass. Errors are told of at once."""
+
 CLOSED_PER_S: Final = 50.0
 """`SequenceClosed` messages a deployment and second: a sample under load, everything at ordinary rates."""
 
@@ -72,7 +75,8 @@ def note_first_token(turn: Turn, sequence: SequenceState) -> None:
             _sample(canary.ttft_ms, (turn.now_s - sequence.dispatched_at_s) * 1e3)
     if canary is not None:
         canary.requests += 1
-        _say_canary(turn, deployment, sequence.plan, canary)
+        if canary.requests <= deployment.policy.canary_requests or _may_tell(turn, canary):
+            _say_canary(turn, deployment, sequence.plan, canary)
 
 
 def note_plan_error(turn: Turn, deployment: DeploymentState, plan: str, reason: str) -> None:
@@ -217,13 +221,19 @@ def _canary(deployment: DeploymentState, plan: str) -> CanaryCount | None:
 def _canary_learned(turn: Turn, deployment: DeploymentState, plan: str) -> None:
     """Tell of a canary anew where more is known of its latency than was told."""
     canary = _canary(deployment, plan)
-    if canary is not None and len(canary.itl_ms) > canary.itl_told:
+    is_news = canary is not None and len(canary.itl_ms) > canary.itl_told
+    if canary is not None and is_news and _may_tell(turn, canary):
         _say_canary(turn, deployment, plan, canary)
+
+
+def _may_tell(turn: Turn, canary: CanaryCount) -> bool:
+    return turn.now_s >= canary.told_at_s + CANARY_EVERY_S
 
 
 def _say_canary(turn: Turn, deployment: DeploymentState, plan: str, canary: CanaryCount) -> None:
     assert deployment.entry is not None
     canary.itl_told = len(canary.itl_ms)
+    canary.told_at_s = turn.now_s
     observed = CanaryObserved(
         router=turn.state.router,
         deployment=deployment.name,

@@ -161,6 +161,7 @@ class CanaryCount:
     ttft_ms: list[float] = field(default_factory=list)  # from the dispatch to it
     itl_ms: list[float] = field(default_factory=list)
     itl_told: int = 0  # samples that were there when it was last told of
+    told_at_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from flexpipe.events.route import CanaryObserved, LoadObserved
 from flexpipe.kernel.machine import Effect, Entry, Started, Watched
+from flexpipe.model.deployment import Policy
 from flexpipe.model.route import PlanState
 from flexpipe.routing.inputs import FailureKind, ReportsPaced, RequestArrived
 from flexpipe.routing.machine import Routing
+from flexpipe.routing.reports import CANARY_EVERY_S
 from unit.routing_machine.driver import (
     DEPLOYMENT,
     NEW,
@@ -108,6 +110,19 @@ def test_a_canary_is_told_with_the_medians_of_its_requests_so_far() -> None:
     driver.now_s += 1.0
     (told,) = canaries(driver.end(key, "stop", 11))
     assert (told.requests, told.ttft_p50_ms, told.itl_p50_ms) == (3, 500.0, 100.0)
+
+
+def test_a_flood_at_a_canary_is_a_few_reports_once_it_has_passed() -> None:
+    driver = Driver()
+    driver.start(routed(NEW, PlanState.CANARY), in_flight=1)
+    passing = Policy().canary_requests
+    told = []
+    for _ in range(passing + 100):
+        key, _ = driver.arrive()
+        driver.now_s += 0.01
+        told += canaries(driver.token(key, 1, 1))
+    assert [each.requests for each in told[:passing]] == list(range(1, passing + 1))
+    assert 1 <= len(told) - passing <= 100 * 0.01 / CANARY_EVERY_S + 1
 
 
 def test_a_canarys_latency_is_told_again_when_its_running_requests_were_counted() -> None:
