@@ -18,7 +18,7 @@ PROMPT = [11, 12, 13, 14]
 class Bench:
     """A scheduler whose loop runs, and the sequences sent to it."""
 
-    def __init__(self, **table: Any) -> None:
+    def __init__(self, *, stream_interval: int = 1, **table: Any) -> None:
         steps = {"decode_step_ms": {"default": StepTime(base=1.0)}}
         self.scheduler = Scheduler(
             table=PerformanceTable(**{**steps, **table}),
@@ -26,6 +26,7 @@ class Bench:
             context_tokens=1000,
             oracle=ORACLE,
             time_scale=1.0,
+            stream_interval=stream_interval,
         )
         self.count = 0
 
@@ -59,6 +60,23 @@ async def test_every_token_is_the_oracles(bench: Bench) -> None:
     for sequence, length in zip(sequences, (1, 5, 20), strict=True):
         assert await ended(sequence) == "length"
         assert sequence.output == ORACLE.continuation(PROMPT, length)
+
+
+@pytest.mark.parametrize("bench", [{"stream_interval": 4}], indirect=True)
+async def test_a_stream_is_told_of_the_first_token_of_every_interval_th_and_of_the_last(
+    bench: Bench,
+) -> None:
+    told = []
+
+    class Told(asyncio.Event):
+        def set(self) -> None:
+            told.append(len(sequence.output))
+            super().set()
+
+    sequence = bench.send(11)
+    sequence.changed = Told()
+    assert await ended(sequence) == "length"
+    assert told == [1, 5, 9, 11]
 
 
 @pytest.mark.parametrize("bench", [{"max_running": 1}], indirect=True)

@@ -59,6 +59,7 @@ def test_ranks_are_dealt_out_over_nodes(model: Path) -> None:
         ("--node-rank 1", "node rank 1 is outside 1 nodes"),
         ("--time-scale 0", "time scale"),
         ("--time-scale nan", "time scale"),
+        ("--stream-interval 0", "must be at least 1"),
         ("--max-total-tokens 2", "must be at least"),
         ("--vocab-size 3", "too small"),
         ("--performance /nowhere.toml", "No such file"),

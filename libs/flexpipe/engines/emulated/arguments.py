@@ -40,6 +40,7 @@ class EngineArguments:
     oracle: Oracle
     served_model_name: str
     time_scale: float
+    stream_interval: int
     plan_id: str
 
     @property
@@ -88,6 +89,7 @@ def parse_arguments(argv: Sequence[str]) -> EngineArguments:
     add("--max-total-tokens", type=int, default=None, help="KV capacity; default: the table's")
     add("--context-length", type=int, default=None, help="default: the model's")
     add("--vocab-size", type=int, default=None, help="default: the model's")
+    add("--stream-interval", type=int, default=1, help="tokens in a streamed chunk")
     add("--plan-id", default="", help="default: FLEXPIPE_PLAN_ID")
     given = parser.parse_args(argv)
     config = _read_config(given.model_path)
@@ -113,6 +115,7 @@ def parse_arguments(argv: Sequence[str]) -> EngineArguments:
         oracle=oracle,
         served_model_name=given.served_model_name or str(given.model_path),
         time_scale=given.time_scale,
+        stream_interval=given.stream_interval,
         plan_id=given.plan_id,
     )
 
@@ -171,6 +174,8 @@ def _check_shape(given: argparse.Namespace, config: dict[str, object]) -> None:
         raise Refused(f"port {given.port} is not a port")
     if given.context_length is not None and given.context_length < 8:
         raise Refused(f"--context-length {given.context_length} must be at least 8")
+    if given.stream_interval < 1:
+        raise Refused(f"--stream-interval {given.stream_interval} must be at least 1")
     if not 0 < given.time_scale < 1e6:
         raise Refused(f"time scale {given.time_scale} must be above 0 and below 1e6")
     if not 0 < given.dist_timeout_s <= 3600:

@@ -33,7 +33,12 @@ async def open_events(send: Send) -> None:
 
 
 async def send_event(send: Send, body: Mapping[str, object]) -> None:
-    event = b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+    await send_text(send, json.dumps(body, separators=(",", ":")))
+
+
+async def send_text(send: Send, body: str) -> None:
+    """An event whose JSON is written already."""
+    event = f"data: {body}\n\n".encode()
     await send({"type": "http.response.body", "body": event, "more_body": True})
 
 

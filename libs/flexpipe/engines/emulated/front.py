@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,9 +21,8 @@ from flexpipe.engines.emulated.asgi import (
     call_when_gone,
     close_events,
     open_events,
-    send_event,
+    send_text,
 )
-from flexpipe.engines.emulated.openai_front import OpenAiFront
 from flexpipe.engines.emulated.scheduler import RequestRefused, Scheduler
 from flexpipe.engines.emulated.sequences import Sequence
 from flexpipe.engines.emulated.wire import (
@@ -32,6 +31,7 @@ from flexpipe.engines.emulated.wire import (
     AbortRequest,
     GenerateRequest,
     Malformed,
+    OutputChunks,
     Unsupported,
     bad_request_body,
     output_body,
@@ -39,6 +39,9 @@ from flexpipe.engines.emulated.wire import (
     stream_error_body,
 )
 from flexpipe.engines.gate import Gate, GateMiddleware
+
+if TYPE_CHECKING:
+    from flexpipe.engines.emulated.openai_front import OpenAiFront
 
 Phase = Literal["starting", "up", "unhealthy", "stopping"]
 Handler = Callable[[Request], Awaitable[Response]]
@@ -68,12 +71,13 @@ class EventStream(Response):
         await open_events(send)
         watch = asyncio.create_task(call_when_gone(receive, self._drop))
         try:
+            chunks = OutputChunks(self._sequence)
             finished = False
             while not finished:
                 await self._sequence.changed.wait()
                 self._sequence.changed.clear()
                 finished = self._sequence.finish is not None
-                await send_event(send, output_body(self._sequence))
+                await send_text(send, chunks.next())
             await close_events(send)
         finally:
             watch.cancel()
@@ -90,9 +94,6 @@ class Front:
 
     def app(self, gate: Gate, lifespan: Lifespan[Starlette]) -> GateMiddleware:
         """The ASGI application with the gate in front of it."""
-        openai = OpenAiFront(
-            self._arguments.model_path, self._arguments.served_model_name, self._scheduler
-        )
         app = Starlette(
             routes=[
                 Route("/ready", self.ready),
@@ -104,9 +105,9 @@ class Front:
                 Route("/server_info", self.server_info),
                 Route("/model_info", self.model_info),
                 Route("/metrics", self.metrics),
-                Route("/v1/models", openai.models),
-                Route("/v1/chat/completions", self._guarded(openai.chat), methods=["POST"]),
-                Route("/v1/completions", self._guarded(openai.completions), methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+                Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
             ],
             lifespan=lifespan,
         )
@@ -176,6 +177,25 @@ class Front:
                 return JSONResponse({"error": {"message": str(error)}}, status_code=400)
 
         return guarded
+
+    # -- OpenAI's paths -----------------------------------------------------------------------
+
+    @cached_property
+    def _openai(self) -> "OpenAiFront":
+        # Few engines are ever asked on these paths: their models are built at the first request.
+        from flexpipe.engines.emulated.openai_front import OpenAiFront  # noqa: PLC0415
+
+        arguments = self._arguments
+        return OpenAiFront(arguments.model_path, arguments.served_model_name, self._scheduler)
+
+    async def models(self, request: Request) -> Response:
+        return await self._openai.models(request)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._openai.chat(request)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._openai.completions(request)
 
     # -- looking in --------------------------------------------------------------------------
 

@@ -106,6 +106,7 @@ class _Leader:
             context_tokens=arguments.context_tokens,
             oracle=arguments.oracle,
             time_scale=arguments.time_scale,
+            stream_interval=arguments.stream_interval,
             on_tokens=self._count if counting else None,
         )
         self._server = uvicorn.Server(

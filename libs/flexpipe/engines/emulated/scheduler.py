@@ -29,6 +29,7 @@ class RequestRefused(ValueError):
 class Scheduler:
     """All sequences of one engine. Call from its event loop only; `run` is the loop itself.
 
+    Whoever streams a sequence is told of its first token, and from then on of every ``stream_interval``-th.
     ``on_tokens`` hears of the number of tokens emitted in each step (fault injection).
     """
 
@@ -40,6 +41,7 @@ class Scheduler:
         context_tokens: int,
         oracle: Oracle,
         time_scale: float,
+        stream_interval: int = 1,
         on_tokens: Callable[[int], None] | None = None,
     ) -> None:
         self.table = table
@@ -47,6 +49,7 @@ class Scheduler:
         self.oracle = oracle
         self._step_time: StepTime = table.step_time(layout)
         self._time_scale = time_scale
+        self._stream_interval = stream_interval
         self._on_tokens = on_tokens
         self._by_rid: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
@@ -207,10 +210,10 @@ class Scheduler:
             before = len(sequence.output)
             finish = sequence.step(self.oracle.eos_id)
             emitted += len(sequence.output) - before
-            if finish is None:
-                sequence.changed.set()
-            else:
+            if finish is not None:
                 self._finish(sequence, finish)
+            elif before % self._stream_interval == 0:
+                sequence.changed.set()
         self.generated_tokens_total += emitted
         now = asyncio.get_running_loop().time()
         self._emitted.append((now, emitted))

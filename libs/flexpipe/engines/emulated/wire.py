@@ -176,6 +176,24 @@ def output_body(sequence: Sequence) -> dict[str, object]:
     }
 
 
+class OutputChunks:
+    """The same, chunk by chunk, as JSON: each token is written once, although every chunk repeats all before it."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._ids = ""
+        self._written = 0
+
+    def next(self) -> str:
+        """Everything generated so far."""
+        output = self._sequence.output
+        fresh = ",".join(map(str, output[self._written :]))
+        self._ids += f",{fresh}" if self._written and fresh else fresh
+        self._written = len(output)
+        meta = json.dumps(_meta_info(self._sequence), separators=(",", ":"))
+        return f'{{"text":"","output_ids":[{self._ids}],"meta_info":{meta}}}'
+
+
 def _meta_info(sequence: Sequence) -> dict[str, object]:
     finish = sequence.finish
     meta: dict[str, object] = {
