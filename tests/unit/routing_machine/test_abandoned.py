@@ -13,7 +13,8 @@ from flexpipe.routing.attempts import GONE_GRACE_S
 from flexpipe.routing.effects import EndWithError, Refuse
 from flexpipe.routing.inputs import FailureKind
 from flexpipe.routing.ledger import MoveCause
-from unit.routing_machine.driver import NEW, OLD, Driver, cuts, dispatches, handed, routed
+from flexpipe.routing.machine import Routing
+from unit.routing_machine.driver import NEW, OLD, ROUTER, Driver, cuts, dispatches, handed, routed
 
 GRACE_S = GONE_GRACE_S + 0.01
 
@@ -158,3 +159,19 @@ def test_a_plan_that_is_back_within_the_grace_keeps_its_sequences() -> None:
     driver.route(shift=2)
     driver.route(routed(OLD), shift=3)
     assert dispatches(driver.pass_time(GRACE_S)) == []
+
+
+def test_a_router_restored_at_any_point_of_it_does_the_same() -> None:
+    driver, stream, _ = abandoned(park_limit_s=10, park_slots=1)
+    driver.arrive()
+    driver.arrive()
+    driver.route(routed(NEW, PlanState.CANARY, admit=0.05), shift=3, in_flight=3)
+    driver.now_s += 0.5
+    driver.token(stream, 2, 9, pause_ms=700.0)
+    driver.pass_time(12)
+    machine = Routing(ROUTER, "http://r")
+    for (now_s, event), said in zip(driver.fed, driver.said, strict=True):
+        fresh = Routing(ROUTER, "http://r")
+        fresh.restore(machine.snapshot())
+        assert fresh.handle(now_s, event) == said
+        machine = fresh
