@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from flexpipe.costing.pricing import net_tokens, outlook_under, price
 from flexpipe.events.planning import CandidatesProposed
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.outlook import Candidate, GearOutlook, Load, Price
+
+MANY: Final = 1_000_000
+"""More devices than any gear has: what comes after all that are alike."""
+ALIKE: Final = 0.05
+"""Half of what a roofline errs by: gears whose worth differs by less are not told apart by it."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,9 @@ def weigh(
 ) -> tuple[Weighed, ...]:
     """Prices under each load (the first is what is expected to come), and the order in which the gate is asked.
 
-    Ordered by worth under the expected load, ties by gear id: a load that has grown for good shows in the long window
-    late, and the gear that answers it should be the one for all of it. Raises InvalidInput where a plan cannot be
+    Ordered by worth under the expected load: a load that has grown for good shows in the long window late, and the
+    gear that answers it should be the one for all of it. Of those that are worth about as much as the best, the one on
+    the fewest devices comes first: others can use the rest. Ties by gear id. Raises InvalidInput where a plan cannot be
     predicted.
     """
     factor = deployment.policy.hysteresis
@@ -52,7 +59,19 @@ def weigh(
                 worth_tokens=worths[0],
             )
         )
-    return tuple(sorted(weighed, key=lambda each: (-each.worth_tokens, each.candidate.gear.id)))
+    return _in_order(weighed)
+
+
+def _in_order(weighed: list[Weighed]) -> tuple[Weighed, ...]:
+    best = max((each.worth_tokens for each in weighed), default=0.0)
+    floor = best - abs(best) * ALIKE
+
+    def place(each: Weighed) -> tuple[int, float, str]:
+        devices = sum(len(plan.devices) for plan in each.candidate.gear.plans)
+        is_alike = each.worth_tokens >= floor
+        return (devices if is_alike else MANY, -each.worth_tokens, each.candidate.gear.id)
+
+    return tuple(sorted(weighed, key=place))
 
 
 def _under(

@@ -75,6 +75,15 @@ def test_the_candidate_that_is_worth_most_is_ordered_whatever_its_place(bench: B
     assert Bench().ordered(many, LINE, PAIR).order.target == LINE
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_gears_that_are_worth_alike_the_one_on_the_fewest_devices_is_ordered(
+    bench: Bench, *, turned: bool
+) -> None:
+    some = 18.0  # a pair carries it, and so does a pair with one more
+    gears = [gear_of(ONE, TWO, THREE), PAIR]
+    assert bench.ordered(some, *(gears[::-1] if turned else gears)).order.target == PAIR
+
+
 def test_the_best_that_passes_is_ordered_where_the_best_does_not(bench: Bench) -> None:
     order = bench.ordered(25.0, LINE, PAIR)
     bench.hear(ShiftRefused(deployment="chat", order_id=order.order_id, reason="no port is free"))
