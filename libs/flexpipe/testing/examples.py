@@ -45,7 +45,9 @@ def _field(info: FieldInfo) -> st.SearchStrategy[Any]:
 def _of(kind: Any, marks: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        inner = (mark.metadata if isinstance(mark, FieldInfo) else (mark,) for mark in arguments[1:])
+        inner = (
+            mark.metadata if isinstance(mark, FieldInfo) else (mark,) for mark in arguments[1:]
+        )
         return _of(arguments[0], (*chain.from_iterable(inner), *marks))
     if origin is Literal:
         return st.sampled_from(arguments)
