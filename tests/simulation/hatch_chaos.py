@@ -64,13 +64,15 @@ def play(actions: Sequence[Action], chance: random.Random | None) -> ShiftWorld:
 
 def _calm(scene: ShiftWorld) -> None:
     scene.executor.kill_at = None
+    scene.world.run_for(1.0)
+    if not scene.executor.up:
+        scene.world.start(EXECUTOR)
     scene.heal()
+    scene.world.run_for(0.5)  # a machine is dead for longer than that, so the executor hears of it
     for node in NODES:
         if not scene.world.mounts[node].up:
             revive_node(scene, node)
     _give_back(scene, 0)
-    if not scene.executor.up:
-        scene.world.start(EXECUTOR)
     scene.world.run_for(60.0)  # a pinned baseline comes back by itself
     scene.world.run_until(
         lambda: all(record.phase is Phase.CLOSED for record in scene.records()), limit_s=900.0
