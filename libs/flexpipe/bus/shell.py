@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
@@ -33,6 +33,7 @@ from flexpipe.bus.intake import Intake, Verdict, Waiting
 from flexpipe.bus.memory import MachineMemory
 from flexpipe.bus.outbox import Outbox, is_stored
 from flexpipe.bus.overhearing import Overhearing
+from flexpipe.bus.seen import SeenIds, place_of
 from flexpipe.bus.timer import Timer
 from flexpipe.bus.watch import COMPARE_EVERY_S, Watch
 from flexpipe.events.catalog import Lane
@@ -57,8 +58,6 @@ from flexpipe.kernel.machine import (
 
 LOG = logging.getLogger("flexpipe.bus")
 
-SEEN_BOUND = 4096
-"""Message ids remembered: the bus forgets them after two minutes, this covers a busy quarter of an hour."""
 NAK_WAIT_S = 0.2
 FLUSH_LIMIT_S = 5.0
 """A stopping shell waits this long for its outbox; what did not leave was not acked and comes again."""
@@ -70,10 +69,6 @@ Perform = Callable[[Effect], Awaitable[None]]
 
 class MachineCrash(BrokenInvariant):
     """A machine raised on something that is no message, so that skipping it would mean nothing."""
-
-
-def _place(entry: Entry) -> tuple[str, str]:
-    return entry.bucket, entry.key
 
 
 async def _perform_nothing(effect: Effect) -> None:
@@ -120,7 +115,7 @@ class MachineShell:
         )
         self._memory.outbox = self._outbox
         self._dead = DeadLetters(bus, service, name)
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen = SeenIds()
         self._known: dict[tuple[str, str], int] = {}  # revisions fed by `Started` and `Stored`
         self._ears: list[Ear] = []
         self._passing = contextlib.AsyncExitStack()
@@ -163,7 +158,7 @@ class MachineShell:
     async def _start(self) -> None:
         self._now_s = self._clock.now_s()
         self._crew.start(self._outbox.run())
-        self._seen.update(dict.fromkeys(await self._memory.begin(self._now_s, resume=self._resume)))
+        self._seen.add(*await self._memory.begin(self._now_s, resume=self._resume))
         await self._dead.load()
         watches = [
             Watch(
@@ -249,7 +244,7 @@ class MachineShell:
             if self._dead.crashes_of(event.message_id) >= CRASHES_LIMIT:
                 return Verdict.SKIPPED
         if isinstance(event, Watched) and event.entry.revision < self._known.get(
-            _place(event.entry), 0
+            place_of(event.entry), 0
         ):
             return Verdict.HANDLED  # the machine has seen newer, as the outcome of its own write
         try:
@@ -264,7 +259,7 @@ class MachineShell:
             self._memory.roll_back()
             return await self._note_crash(event, error)
         if isinstance(event, Delivered):
-            self._remember(event.message_id)
+            self._seen.add(event.message_id)
         try:
             await self._act(effects)
         except Exception as error:
@@ -278,7 +273,7 @@ class MachineShell:
     async def _decide(self, event: Input) -> Effects:
         """Feed the machine and put the journal line in front of everything that follows."""
         if isinstance(event, Stored | Started):
-            self._known.update((_place(entry), entry.revision) for entry in event.entries)
+            self._known.update((place_of(entry), entry.revision) for entry in event.entries)
         self._now_s = max(
             self._now_s, self._clock.now_s()
         )  # time never runs backwards for a machine
@@ -345,9 +340,9 @@ class MachineShell:
 
     async def _on_reset(self, entry: Entry) -> None:
         LOG.error(
-            "bucket %s lost its store: %s is back at revision %d", *_place(entry), entry.revision
+            "bucket %s lost its store: %s is back at revision %d", *place_of(entry), entry.revision
         )
-        self._known.pop(_place(entry), None)
+        self._known.pop(place_of(entry), None)
         await self._intake.put(Watched(entry=entry))
 
     async def _on_passing(self, overhearing: Overhearing) -> None:
@@ -401,8 +396,3 @@ class MachineShell:
         except Unavailable:
             crashes = self._dead.crashes_of(event.message_id)
         return Verdict.SKIPPED if crashes >= CRASHES_LIMIT else Verdict.CRASHED
-
-    def _remember(self, message_id: str) -> None:
-        self._seen[message_id] = None
-        while len(self._seen) > SEEN_BOUND:
-            self._seen.popitem(last=False)
