@@ -173,3 +173,14 @@ def test_a_run_that_began_as_another_version_is_refused(snapshot: str) -> None:
 def test_a_journal_without_its_beginning_is_refused() -> None:
     with pytest.raises(InvalidInput, match="first line of a run"):
         replay(journal_of(Tally(), inputs())[1:], Tally)
+
+
+def test_no_two_inputs_share_the_name_that_journals_know_them_by() -> None:
+    kind = type(
+        "Nudged", (Input,), {"__module__": "flexpipe.testing.tally"}
+    )  # the very same, read again
+    assert Input.registry["Nudged"] is kind
+    Input.registry["Nudged"] = Nudged
+    with pytest.raises(TypeError, match="both name an input Nudged"):
+        type("Nudged", (Input,), {"__module__": "flexpipe.elsewhere"})
+    assert Input.registry["Nudged"] is Nudged

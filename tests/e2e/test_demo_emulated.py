@@ -12,16 +12,34 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e.story import assert_every_decision_replays, run_demo
+from e2e.story import assert_decisions_replay, tell
 from flexpipe.cli.ports import instance_ports
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-def test_the_demo_shifts_there_and_back_and_every_decision_replays(tmp_path: Path) -> None:
-    account = run_demo("emulated", tmp_path)
-    assert account["identical"] == account["streams"]  # a function of all tokens before: no ties
-    assert_every_decision_replays(tmp_path)
+def test_the_fleet_loses_cards_and_the_service_shifts_by_itself(tmp_path: Path) -> None:
+    account = tell("demo", "--engine", "emulated", home=tmp_path)
+    assert account["passed"]
+    assert account["streams"] >= 200
+    assert (account["broken"], account["lost_or_doubled"]) == ([], [])
+    assert account["figures"] == "emulated"
+    by = {(each["what"], each["deployment"]): each for each in account["episodes"]}
+    assert len(by) == 3
+    taken = by["four cards of block a preempted", "llama-70b"]
+    warned = by["notice for the only card", "llama-7b"]
+    hatch = by["hatch", "llama-70b"]
+    assert [each["by"] for each in (taken, warned, hatch)] == [
+        "estimator",
+        "estimator",
+        "the operator",
+    ]
+    assert all(each["outcome"] == "completed" for each in by.values())
+    for each in (taken, warned):  # the shift's trace begins at the fleet change
+        assert each["detected_after_s"] <= each["ordered_after_s"] <= each["committed_after_s"]
+    assert account["declined"]
+    assert (tmp_path / "fleet-story.svg").read_text().startswith("<?xml")
+    assert_decisions_replay(tmp_path)
 
 
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
@@ -36,7 +54,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "shifting to" in line:
+            if "block a loses" in line:
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()

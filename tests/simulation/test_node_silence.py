@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexpipe.events.fleet import SampleAsked
-from flexpipe.fragments.inputs import Opened
+from flexpipe.fragments.inputs import NodesGiven
 from flexpipe.kernel.machine import Span
 from flexpipe.model.fence import Fence
 from flexpipe.model.route import PlanState, RoutedPlan, RouteEntry
@@ -281,6 +281,6 @@ def test_an_agent_started_anew_without_memory_is_the_same_node() -> None:
     scene.world.kill(AGENT)
     scene.world.run_for(0.3)
     scene.world.start(AGENT)
-    scene.world.feed(AGENT, Opened(nodes=scene.spec.nodes))
+    scene.world.feed(AGENT, NodesGiven(nodes=scene.spec.nodes))
     scene.world.run_for(10.0)
     assert scene.fleet.revision == revision

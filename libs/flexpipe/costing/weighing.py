@@ -35,8 +35,8 @@ def weigh(
 
     Ordered by worth under the expected load: a load that has grown for good shows in the long window late, and the
     gear that answers it should be the one for all of it. Of those that are worth about as much as the best, the one on
-    the fewest devices comes first: others can use the rest. Ties by gear id. Raises InvalidInput where a plan cannot be
-    predicted.
+    the fewest devices comes first, since others can use the rest, then the one of the fewest plans. Ties by gear id.
+    Raises InvalidInput where a plan cannot be predicted.
     """
     factor = deployment.policy.hysteresis
     currents = [_under(proposal.current, proposal, deployment, load) for load in loads]
@@ -66,10 +66,11 @@ def _in_order(weighed: list[Weighed]) -> tuple[Weighed, ...]:
     best = max((each.worth_tokens for each in weighed), default=0.0)
     floor = best - abs(best) * ALIKE
 
-    def place(each: Weighed) -> tuple[int, float, str]:
-        devices = sum(len(plan.devices) for plan in each.candidate.gear.plans)
+    def place(each: Weighed) -> tuple[int, int, float, str]:
+        plans = each.candidate.gear.plans
+        size = (sum(len(plan.devices) for plan in plans), len(plans))
         is_alike = each.worth_tokens >= floor
-        return (devices if is_alike else MANY, -each.worth_tokens, each.candidate.gear.id)
+        return (*(size if is_alike else (MANY, MANY)), -each.worth_tokens, each.candidate.gear.id)
 
     return tuple(sorted(weighed, key=place))
 

@@ -14,7 +14,7 @@ NODES_BOUND = 1000
 """Nodes of one fleet: a revision is one atomic batch, and NATS takes at most a thousand messages in one."""
 
 
-class Opened(Input):
+class NodesGiven(Input):
     """The agent's process is up and these are its nodes, as declared. Always fed before anything else."""
 
     nodes: Annotated[tuple[NodeSpec, ...], Field(min_length=1, max_length=NODES_BOUND)]

@@ -1,8 +1,8 @@
 """The agent's machine: what is on its nodes, told as full samples and deltas. For declared (emulated) fleets.
 
-Fed with `Opened`, orders that alter a node, and the monitor's requests for the full picture. What was altered outlives
-a restart: it is in the snapshot, and notices of preemption are absolute times. It never judges who is alive, and
-`closed` of a device is not its to say.
+Fed with `NodesGiven`, orders that alter a node, and the monitor's requests for the full picture. What was altered
+outlives a restart: it is in the snapshot, and notices of preemption are absolute times. It never judges who is alive,
+and `closed` of a device is not its to say.
 
 A node that failed as a whole says nothing and does not beat: only `restore` reaches it. When a notice runs out, the
 worker of the node is told that the device is gone, as hardware would tell it.
@@ -18,7 +18,7 @@ from flexpipe.events.fleet import AlterNode, NodeHeartbeat, NodeSampled, SampleA
 from flexpipe.events.outgoing import publish
 from flexpipe.events.plan import WithdrawDevice
 from flexpipe.fragments.declared import NodeSpec
-from flexpipe.fragments.inputs import Opened, Remark
+from flexpipe.fragments.inputs import NodesGiven, Remark
 from flexpipe.kernel.frozen import Frozen
 from flexpipe.kernel.machine import Delivered, Effect, Effects, Input
 from flexpipe.model.fence import Fence
@@ -34,7 +34,7 @@ TENANT: Final = "another tenant"
 ANY_DEPLOYMENT: Final = "fleet"
 """In the fence of a word about a device, which is no step of any shift."""
 EARLY_BOUND: Final = 256
-"""Messages that may come before `Opened`, which the shell feeds first thing."""
+"""Messages that may come before `NodesGiven`, which the shell feeds first thing."""
 
 
 class _Watch(Frozen):
@@ -53,7 +53,7 @@ class _Memory(Frozen):
 
 
 class Agent:
-    """See the module. A fresh one knows nothing: what nodes it is of comes with `Opened`."""
+    """See the module. A fresh one knows nothing: what nodes it is of comes with `NodesGiven`."""
 
     def __init__(self) -> None:
         self._memory = _Memory()
@@ -62,7 +62,7 @@ class Agent:
         """Take one input. Notices whose time has come are carried out before it."""
         do: list[Effect] = self._leave(now_s)
         match event:
-            case Opened():
+            case NodesGiven():
                 do += self._open(now_s, event)
             case Delivered() if self._memory.open:
                 do += self._delivered(now_s, event)
@@ -96,11 +96,11 @@ class Agent:
 
     # -- inputs ---------------------------------------------------------------------------------
 
-    def _open(self, now_s: float, opened: Opened) -> list[Effect]:
+    def _open(self, now_s: float, given: NodesGiven) -> list[Effect]:
         """Take up the nodes where the process before left them; devices declared otherwise now start anew."""
         before = {watch.spec.node: watch for watch in self._memory.nodes}
         early = self._memory.early
-        specs = sorted(opened.nodes, key=lambda spec: spec.node)
+        specs = sorted(given.nodes, key=lambda spec: spec.node)
         nodes = tuple(_taken_up(spec, before.get(spec.node)) for spec in specs)
         self._memory = _Memory(nodes=nodes, open=True)
         do = self._leave(now_s, quietly=True)

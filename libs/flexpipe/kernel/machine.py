@@ -22,6 +22,11 @@ class Input(Frozen):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        other = Input.registry.get(cls.__name__)
+        if other is not None and other.__module__ != cls.__module__:
+            raise TypeError(
+                f"{cls.__module__} and {other.__module__} both name an input {cls.__name__}"
+            )
         Input.registry[cls.__name__] = cls
 
 

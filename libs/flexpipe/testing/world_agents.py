@@ -11,7 +11,7 @@ from typing import Any, Final
 from flexpipe.bus.hearing import Hearing
 from flexpipe.events.fleet import AlterNode, FleetChanged, NodeSampled, SampleAsked
 from flexpipe.fragments.declared import FleetSpec
-from flexpipe.fragments.inputs import Heard, Opened
+from flexpipe.fragments.inputs import Heard, NodesGiven
 from flexpipe.fragments.monitor import Monitor
 from flexpipe.fragments.sampling import Agent
 from flexpipe.model.fleet import Fleet, Host, Node
@@ -52,7 +52,7 @@ class FleetWorld:
             hears=[Hearing(NodeSampled)],
             watches=("fleet", "hosts", "routes"),
         )
-        world.feed(AGENT, Opened(nodes=spec.nodes))
+        world.feed(AGENT, NodesGiven(nodes=spec.nodes))
         self._look()
 
     # -- hands ----------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ def consider(
         phase=Phase.RESERVING,
         order=wanted,
         source=source,
-        start_class=StartClass.WARM if seats and all(s.thawed for s in seats) else StartClass.COLD,
+        # Where nothing is started, everything was there.
+        start_class=StartClass.WARM if all(s.thawed for s in seats) else StartClass.COLD,
         accepted_at_s=now_s,
     )
     progress = Progress(

@@ -17,7 +17,7 @@ from flexpipe.bus import Bus, Hearing, MachineShell, connect
 from flexpipe.bus.connection import BEAT_BYTES
 from flexpipe.bus.crew import running
 from flexpipe.events.fleet import AlterNode, NodeHeartbeat, SampleAsked
-from flexpipe.fragments.inputs import Opened, Remark
+from flexpipe.fragments.inputs import NodesGiven, Remark
 from flexpipe.fragments.sampling import Agent
 from flexpipe.kernel.errors import BrokenInvariant, InvalidInput, Unavailable
 from flexpipe.kernel.machine import Effect
@@ -56,7 +56,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             resume=True,
         )
         async with shell:
-            await shell.feed(Opened(nodes=nodes))
+            await shell.feed(NodesGiven(nodes=nodes))
             await stack.enter_async_context(beating(bus, agent))
             if settings.http_port:
                 ready = _readiness(bus, stop)

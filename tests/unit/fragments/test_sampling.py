@@ -9,7 +9,7 @@ from flexpipe.events.fleet import AlterNode, NodeSampled, SampleAsked
 from flexpipe.events.message import Message
 from flexpipe.events.outgoing import publish
 from flexpipe.events.plan import WithdrawDevice
-from flexpipe.fragments.inputs import Opened, Remark
+from flexpipe.fragments.inputs import NodesGiven, Remark
 from flexpipe.fragments.sampling import DEGRADED, NOTICE_S, TENANT, Agent
 from flexpipe.kernel.machine import Delivered, Effects, Publish, Woken
 from flexpipe.model.fleet import Device
@@ -21,7 +21,7 @@ NOW_S = 1_000.0
 
 def opened() -> Agent:
     agent = Agent()
-    agent.handle(NOW_S, Opened(nodes=NODES))
+    agent.handle(NOW_S, NodesGiven(nodes=NODES))
     return agent
 
 
@@ -59,7 +59,7 @@ def only(effects: Effects) -> Device:
 
 def test_an_agent_tells_everything_first_and_changes_after() -> None:
     agent = Agent()
-    first = samples(agent.handle(NOW_S, Opened(nodes=NODES)))
+    first = samples(agent.handle(NOW_S, NodesGiven(nodes=NODES)))
     assert [(s.node, s.counter, s.full, len(s.devices)) for s in first] == [
         ("a1", 1, True, 4),
         ("a2", 1, True, 4),
@@ -191,7 +191,7 @@ def test_what_was_altered_outlives_a_restart() -> None:
     alter(agent, "notice", "g3", leaves_in_s=90.0)
     again = Agent()
     again.restore(agent.snapshot())
-    effects = again.handle(NOW_S + 60, Opened(nodes=NODES))
+    effects = again.handle(NOW_S + 60, NodesGiven(nodes=NODES))
     full = samples(effects)[-1]
     assert [d.state for d in full.devices] == ["present", "preempted", "preempted", "present"]
     assert full.counter > 4, "the counter goes on"
@@ -208,7 +208,7 @@ def test_devices_that_are_declared_otherwise_now_start_anew() -> None:
     again = Agent()
     again.restore(agent.snapshot())
     spec = NODES[1].model_copy(update={"devices": larger})
-    (full,) = samples(again.handle(NOW_S, Opened(nodes=(spec,))))
+    (full,) = samples(again.handle(NOW_S, NodesGiven(nodes=(spec,))))
     assert [d.state for d in full.devices] == ["present", *["preempted"] * 3]
 
 
@@ -218,7 +218,7 @@ def test_messages_that_come_before_the_nodes_are_not_lost() -> None:
     assert not agent.handle(NOW_S, delivered(order)).do
     states = {
         device.device: device.state
-        for sample in samples(agent.handle(NOW_S, Opened(nodes=NODES)))
+        for sample in samples(agent.handle(NOW_S, NodesGiven(nodes=NODES)))
         if sample.node == "a2"
         for device in sample.devices
     }
