@@ -54,7 +54,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "block a loses" in line:
+            if "starting llama-70b" in line:
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()

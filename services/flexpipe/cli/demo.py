@@ -7,6 +7,7 @@ Exits 0 only if nothing was lost or doubled and every text is the one of an unsh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -33,8 +34,9 @@ from flexpipe.cli.models import ensure_model
 from flexpipe.cli.traffic import Answer, Question, Traffic, ask
 from flexpipe.events import shift as shift_events
 from flexpipe.events.message import Message
-from flexpipe.kernel.errors import Unavailable
+from flexpipe.kernel.errors import Refused, Unavailable
 from flexpipe.model.deployment import Deployment
+from flexpipe.model.route import PlanState
 from flexpipe.model.shift import Phase, ShiftRecord
 
 STREAMS = 7
@@ -142,33 +144,50 @@ async def _tell_story(engine: str, view: _Show) -> Account:
 
 
 async def deploy_example(engine: str, instance: Embedded, tell: Callable[[str], None]) -> None:
-    """Declare the engine's example and start it on its baseline. Raises FlexPipeError."""
+    """Declare the engine's example and see to it that it serves. Raises FlexPipeError."""
     deployment = await _example(engine, tell)
     async with _operator(instance) as bus:
-        await _until_bare(bus, deployment.name)
         await ordering.store_deployment(bus, deployment)
         tell(f"deploying {deployment.name} as {deployment.baseline} (the engine starts cold)")
         gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
-        told = await ordering.order_shift(
-            bus, deployment.name, gear, "flexpipe up", lambda _: None, wait_s=_limit_s(deployment)
-        )
+        try:
+            told = await ordering.order_shift(
+                bus,
+                deployment.name,
+                gear,
+                "flexpipe up",
+                lambda _: None,
+                wait_s=_limit_s(deployment),
+            )
+        except Refused as refused:
+            # The loop brings back by itself what an earlier run in this folder had served.
+            tell(f"{refused}: waiting until it serves")
+            await _until_serves(bus, deployment)
+            return
     if not isinstance(told, shift_events.ShiftCompleted):
         raise Unavailable(f"{deployment.name} could not be started: {_reason(told)}")
 
 
-async def _until_bare(bus: Bus, deployment: str) -> None:
-    """The executor has noticed that the engines of an earlier run in this folder are gone (it may have been killed)."""
+async def _until_serves(bus: Bus, deployment: Deployment) -> None:
+    """Some plan of it answers; what its route entry says may be as old as the run before."""
 
-    async def bare() -> None:
-        while any(  # noqa: ASYNC110 - what another process writes
-            each.deployment == deployment and (each.plans or each.in_flight is not None)
-            for each in await looking.read_routes(bus)
-        ):
-            await asyncio.sleep(0.1)
+    async def serves() -> None:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while not await _answers(bus, http, deployment.name):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.2)
 
     await ordering.within(
-        bare(), CLOSE_LIMIT_S, f"what an earlier run left of {deployment} is not gone"
+        serves(), _limit_s(deployment), f"{deployment.name} does not serve; see `flexpipe declined`"
     )
+
+
+async def _answers(bus: Bus, http: httpx.AsyncClient, name: str) -> bool:
+    for entry in await looking.read_routes(bus):
+        for routed in entry.plans if entry.deployment == name else ():
+            if routed.state is PlanState.ACTIVE:
+                with contextlib.suppress(httpx.HTTPError):
+                    return (await http.get(f"{routed.front}/ready")).status_code == httpx.codes.OK
+    return False
 
 
 async def _example(engine: str, tell: Callable[[str], None]) -> Deployment:
