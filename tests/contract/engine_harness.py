@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -25,22 +24,6 @@ async def until(condition: Callable[[], Awaitable[bool]], limit_s: float, what: 
     while not await condition():
         assert loop.time() < deadline, f"not within {limit_s} s: {what}"
         await asyncio.sleep(POLL_S)
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` neighbouring ports that are free now."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
-        if first + count < 65_000 and all(_is_free(first + i) for i in range(count)):
-            return first
-    raise AssertionError(f"no {count} neighbouring ports are free")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 class EngineProcess:

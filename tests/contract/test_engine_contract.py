@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from contract.engine_harness import EngineProcess, RunningEngine, free_ports
+from contract.engine_harness import EngineProcess, RunningEngine
 from contract.engine_suite import EngineContract
 from flexpipe.engines.emulated.adapter import EmulatedAdapter
 from flexpipe.engines.emulated.checkpoint import write_checkpoint
@@ -21,6 +21,7 @@ from flexpipe.model.deployment import EngineSettings, ModelRef
 from flexpipe.model.fence import Fence
 from flexpipe.model.fleet import PORTS_PER_PLAN, DeviceRef
 from flexpipe.model.plan import LayerRange, Plan, Stage
+from flexpipe.testing.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 TERM = 3

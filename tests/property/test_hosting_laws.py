@@ -10,7 +10,10 @@ from flexpipe.hosting.worker import Worker
 from flexpipe.kernel.machine import Effects, Input
 from unit.hosting.bench import GB, Bench, asked, fence, plan, said
 
-PLANS = (plan("a0"), plan("a1"), plan("a0+a1"), plan("a0+a1", rank_bytes=GB), plan("a1", "b0"))
+PLANS = (
+    *(plan("a0"), plan("a1"), plan("a0+a1"), plan("a0+a1", rank_bytes=GB)),
+    *(plan("a1", "b0"), plan("b0+a0"), plan("a0+a1+b0+b1")),
+)
 COMMANDS = ("start", "stop", "gate", "warm", "drain")
 REPORTS = ("up", "ready", "silent", "exited", "gone", "linger", "gate", "drained")
 MOVES = st.one_of(

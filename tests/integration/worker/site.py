@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -48,6 +47,7 @@ from flexpipe.model.fence import Fence
 from flexpipe.model.fleet import Device, DeviceRef, Host
 from flexpipe.model.plan import LayerRange, Plan, Stage
 from flexpipe.testing.nats import temporary_nats, until
+from flexpipe.testing.ports import free_ports
 from flexpipe.worker.app import serve
 from flexpipe.worker.settings import Settings
 
@@ -59,26 +59,7 @@ SLOT_BYTES = 4_000_000_000
 TRACE = trace_id("worker-tests")
 PARENT = span_id("worker-tests")
 
-BLOCKS = range(20_000, 31_000, 32)
-"""Below the range that the kernel draws ports of outgoing connections from: one of those would take a port of ours."""
-
 Said = TypeVar("Said", bound=Message)
-
-
-def free_block() -> int:
-    """The first of 32 neighbouring ports that are free; processes begin to look at different places."""
-    first = os.getpid() % len(BLOCKS)
-    starts: list[int] = [*BLOCKS[first:], *BLOCKS[:first]]
-    for start in starts:
-        if all(_is_free(start + offset) for offset in range(32)):
-            return start
-    raise AssertionError("no 32 neighbouring ports are free")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def fence(step: int, shift: int = 1) -> Fence:
@@ -105,6 +86,14 @@ def plan(*stages: str) -> Plan:
     )
 
 
+def slots(count: int) -> tuple[Device, ...]:
+    """So many emulated devices of a node."""
+    return tuple(
+        Device(device=f"slot-{index}", kind="emulated", memory_bytes=SLOT_BYTES)
+        for index in range(count)
+    )
+
+
 @dataclass
 class Site:
     """A bus, a model folder, and workers that the test starts and stops."""
@@ -125,13 +114,9 @@ class Site:
         return ModelRef(name="toy", path=str(self.folder / "model"))
 
     def settings(self, name: str, **fields: Any) -> Settings:
-        devices = tuple(
-            Device(device=f"slot-{index}", kind="emulated", memory_bytes=SLOT_BYTES)
-            for index in range(2)
-        )
         values: dict[str, Any] = {
             "node": name,
-            "devices": devices,
+            "devices": slots(2),
             "first_port": self.first_port,
             "state_dir": self.folder / name,
             "engine_venv": self.folder / "no-venv",
@@ -315,7 +300,7 @@ async def site(folder: Path, *names: str) -> AsyncIterator[Site]:
         bus.listen([Hearing(kind) for kind in HEARD]) as deliveries,
         people.listen([Hearing(SpanEnded)]) as ended,
     ):
-        made = Site(server, bus, people, folder, free_block())
+        made = Site(server, bus, people, folder, free_ports())
 
         async def listen() -> None:
             async for each in deliveries:

@@ -15,6 +15,7 @@ import pytest
 
 from flexpipe.bus import Hearing, connect
 from flexpipe.engines.client import EngineClient, GateClosed, engine_http
+from flexpipe.engines.emulated.checkpoint import Shape, write_checkpoint
 from flexpipe.engines.generation import GatePass, SamplingParams
 from flexpipe.events.fleet import HostHeartbeat
 from flexpipe.events.plan import (
@@ -34,7 +35,7 @@ from flexpipe.model.deployment import EngineSettings, ModelRef
 from flexpipe.testing.nats import until
 from flexpipe.worker.app import serve
 from flexpipe.worker.settings import Settings
-from integration.worker.site import PARENT, TRACE, Site, fence, plan, site
+from integration.worker.site import PARENT, TRACE, Site, fence, plan, site, slots
 
 pytestmark = pytest.mark.processes
 
@@ -290,6 +291,37 @@ async def test_two_workers_start_one_plan_as_a_gang_and_one_lost_rank_takes_both
 
         await until(both_stopped)
     assert here.engine_pids() == []
+
+
+@pytest.mark.parametrize("fails", ["node-a", "node-b"])
+async def test_a_tensor_group_over_two_nodes_starts_as_a_gang_and_falls_with_either(
+    tmp_path: Path, fails: str
+) -> None:
+    """TP8 as four ranks on each of two nodes of one switch domain; one node fails."""
+    async with site(tmp_path, "node-a", "node-b") as here:
+        write_checkpoint(
+            tmp_path / "model", Shape(layers=4, heads=8, kv_heads=8, hidden=256, intermediate=512)
+        )
+        for name in ("node-a", "node-b"):
+            await here.open(name, devices=slots(4))
+        wanted = plan("a0+a1+a2+a3+b0+b1+b2+b3")
+        await here.start(wanted, fence(1))
+        ready = await here.hear(EngineReady, count=2)
+        assert {each.node for each in ready} == {"node-a", "node-b"}
+        assert len(here.engine_pids()) == 2 + 8
+        await here.warm(wanted, fence(2))
+        assert (await here.hear(PlanWarmed))[0].errors == 0
+
+        failed_s = time.monotonic()
+        for slot in slots(4):
+            await here.withdraw(slot.device, present=False, node=fails, at_once=True)
+        await here.hear(EngineLost, count=2)
+        assert time.monotonic() - failed_s < 3.0  # a second where nobody else is at work
+        lost = {each.node: each.reason for each in here.said(EngineLost)}
+        (survivor,) = {"node-a", "node-b"} - {fails}
+        assert "was withdrawn" in lost[fails]
+        assert lost[survivor] == "exit code 1"
+        await until(lambda: here.engine_pids() == [])
 
 
 async def test_a_worker_that_stops_ends_its_engines_and_places_nothing_more(tmp_path: Path) -> None:

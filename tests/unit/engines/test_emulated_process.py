@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from contract.engine_harness import EngineProcess, free_ports, until
+from contract.engine_harness import EngineProcess, until
 from flexpipe.engines.emulated.checkpoint import write_checkpoint
 from flexpipe.engines.emulated.oracle import Oracle
 from flexpipe.engines.port import LaunchSpec
+from flexpipe.testing.ports import free_ports
 
 pytestmark = pytest.mark.processes
 
@@ -164,7 +165,7 @@ async def test_two_nodes_are_ready_together_or_not_at_all(launch: Launch) -> Non
         assert peer.popen.poll() is None
 
 
-async def test_a_lost_node_makes_the_front_unready_and_ends_its_requests(launch: Launch) -> None:
+async def test_a_lost_node_ends_the_requests_and_then_the_front(launch: Launch) -> None:
     front, peer = launch(f"{NODES} --node-rank 0"), launch(f"{NODES} --node-rank 1", port=1)
     await front.ready(START_LIMIT_S)
     async with (
@@ -176,9 +177,23 @@ async def test_a_lost_node_makes_the_front_unready_and_ends_its_requests(launch:
         peer.popen.kill()
         rest = [line async for line in lines if line]
         assert "node 1 of this engine is gone" in rest[-2]
-        assert (await client.get("/ready")).status_code == 503
-        assert (await client.post("/generate", json=body(2))).status_code == 503
-    assert front.popen.poll() is None
+        assert rest[-1] == "data: [DONE]"
+    assert await front.exit_status(END_LIMIT_S) == 1
+    assert "node 1 is gone" in front.log
+
+
+async def test_half_of_a_tensor_group_lives_as_long_as_the_other(launch: Launch) -> None:
+    wide = "--tp-size 4 --nnodes 2 --dist-init-addr MEET"
+    front, peer = launch(f"{wide} --node-rank 0"), launch(f"{wide} --node-rank 1", port=1)
+    await front.ready(START_LIMIT_S)
+    pids = await rank_pids(front)
+    assert len(pids) == 2
+    async with http(front) as client:
+        assert (await client.get("/server_info")).json()["tp_size"] == 4
+        assert (await client.post("/generate", json=body(2))).status_code == 200
+    os.kill(pids[1], signal.SIGKILL)
+    assert await front.exit_status(END_LIMIT_S) == 1
+    assert await peer.exit_status(END_LIMIT_S) == 1
 
 
 async def test_a_node_ends_when_node_0_does(launch: Launch) -> None:

@@ -43,7 +43,7 @@ from flexpipe.engines.gate import Gate, GateMiddleware
 if TYPE_CHECKING:
     from flexpipe.engines.emulated.openai_front import OpenAiFront
 
-Phase = Literal["starting", "up", "unhealthy", "stopping"]
+Phase = Literal["starting", "up", "stopping"]
 Handler = Callable[[Request], Awaitable[Response]]
 
 

@@ -155,10 +155,10 @@ class _Leader:
         if self._state.phase == "starting" and self._fault.kind != "never_ready":
             self._state.phase = "up"
 
-    def _stop(self, status: int) -> None:
+    def _stop(self, status: int, why: str = SHUTTING_DOWN) -> None:
         self._exit = max(self._exit, status)
         self._state.phase = "stopping"
-        self._scheduler.halt(SHUTTING_DOWN, 503)
+        self._scheduler.halt(why, 503)
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(STOP_LIMIT_S, self._cut_connections)
 
@@ -166,10 +166,10 @@ class _Leader:
         self._server.force_exit = True
 
     def _node_lost(self, node_rank: int) -> None:
+        # A group that lost some of its ranks computes nothing more: it ends, which its worker sees.
         if self._state.phase != "stopping":
-            _say(f"node {node_rank} is gone: not ready any more")
-            self._state.phase = "unhealthy"
-            self._scheduler.halt(f"node {node_rank} of this engine is gone", 503)
+            _say(f"node {node_rank} is gone")
+            self._stop(1, f"node {node_rank} of this engine is gone")
 
     def _rank_died(self, rank: Rank, status: int) -> None:
         asyncio.get_running_loop().call_later(GROUP_SIGNAL_GRACE_S, self._judge_death, rank, status)
