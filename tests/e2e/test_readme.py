@@ -24,9 +24,18 @@ ELSEWHERE = {
     "make engine": "what this run stands on",
     "make schemas": "test_catalog holds that it would change nothing",
     "flexpipe up": "make up runs it",
-    "flexpipe run executor": "make up runs it",
-    "flexpipe run worker": "make up runs it",
-    "flexpipe run router": "make up runs it",
+    **{
+        f"flexpipe run {service}": "make up runs it"
+        for service in (
+            *("agent", "monitor", "planner", "estimator"),
+            *("executor", "router", "worker"),
+        )
+    },
+    "flexpipe up --engine emulated --fleet ops/examples/fleets/twenty-seven.toml": (
+        "test_fleet_up runs it"
+    ),
+    "flexpipe watch": "never ends; test_loop_commands runs it on a terminal",
+    "flexpipe cancel NAME": "has nothing to undo here; test_hatch runs it in the middle of a shift",
     "flexpipe events --follow": "never ends; test_cli_commands runs it for a while",
 }
 WORDS = {"NAME": "emulated", "GEAR": "tp1", " N": " 2"}

@@ -172,9 +172,10 @@ class Planner:
             return
         match message:
             case FleetChanged():
-                for name in sorted(self._courses) if message.urgent else ():
-                    self._wish_of_fleet(now_s, name, message)
+                for name in sorted(self._courses):
                     self._mourn(now_s, name, message)
+                    if message.urgent:
+                        self._wish_of_fleet(now_s, name, message)
             case ShiftAbandoned():
                 sentence = f"shift {message.shift} was abandoned: {message.reason}"
                 self._wish(now_s, message.deployment, "shift", sentence, shift=message.shift)
@@ -209,8 +210,7 @@ class Planner:
 
     def _mourn(self, now_s: float, name: str, message: FleetChanged) -> None:
         """Remember a change that took something from a deployment: its plan may be gone from the entry already."""
-        entry = self._books.route(name)
-        own = set(self._courses[name].bereft)
+        entry, own = self._books.route(name), set(self._courses[name].bereft)
         own |= {str(ref) for each in (entry.plans if entry else ()) for ref in each.plan.devices}
         taken = {str(each.device) for each in message.changes if each.what in ("left", "closed")}
         if own & taken:

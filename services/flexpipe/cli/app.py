@@ -231,14 +231,19 @@ def up(
     *,
     engine: Annotated[str, typer.Option(help="sglang or emulated.")] = "sglang",
     port: Annotated[int, typer.Option(help="The router's port.", min=1, max=65_535)] = 8000,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(help="A fleet file: its nodes instead of one, and nothing deployed yet."),
+    ] = None,
 ) -> None:
     """Embedded NATS, all services and the example deployment on this machine, until interrupted."""
     from flexpipe.cli.demo import deploy_example  # noqa: PLC0415
 
     async def deploy(instance: Embedded) -> None:
-        await deploy_example(engine, instance, console.print)
+        if fleet is None:
+            await deploy_example(engine, instance, console.print)
 
-    run(run_up(engine, console, port=port, deploy=deploy))
+    run(run_up(engine, console, port=port, fleet=fleet, deploy=deploy))
 
 
 @app.command()

@@ -222,14 +222,21 @@ async def run_up(
     console: Console,
     *,
     port: int,
+    fleet: Path | None,
     deploy: Callable[[Embedded], Coroutine[None, None, None]],
 ) -> None:
-    """`flexpipe up`: an instance in `home()` with the example deployed on it, until SIGINT or SIGTERM."""
+    """`flexpipe up`: an instance in `home()` with what `deploy` puts on it, until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, stop.set)
-    layout = Layout(folder=home(), router_port=port, device_kind=device_kind(engine), loop=True)
+    layout = Layout(
+        folder=home(),
+        fleet_file=fleet,
+        router_port=port,
+        device_kind=device_kind(engine),
+        loop=True,
+    )
     async with embedded(layout, console.print) as instance:
         deploying = asyncio.create_task(deploy(instance))
         lost = asyncio.create_task(instance.supervisor.lost())
