@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from flexpipe.bus.connection import Bus
+from flexpipe.bus.crew import Crew
 from flexpipe.events.outgoing import publish
 from flexpipe.events.trace import SpanEnded
 from flexpipe.kernel.errors import FlexPipeError
@@ -32,7 +33,7 @@ class SpanLog:
         self._bus = bus
         self._also = also
         self._queue: asyncio.Queue[Span] = asyncio.Queue(QUEUE_BOUND)
-        self._sender: asyncio.Task[None] | None = None
+        self._crew = Crew()
 
     def __call__(self, span: Span) -> None:
         """Take one span; never blocks, never raises."""
@@ -43,7 +44,7 @@ class SpanLog:
             _LOG.warning("span dropped: %d wait already", QUEUE_BOUND)
 
     async def __aenter__(self) -> SpanLog:
-        self._sender = asyncio.create_task(self._send())
+        self._crew.start(self._send())
         return self
 
     async def __aexit__(
@@ -52,11 +53,10 @@ class SpanLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._sender is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._queue.join(), FLUSH_LIMIT_S)
-        self._sender.cancel()
-        await asyncio.wait([self._sender])
+        self._crew.begin_leaving()
+        await self._crew.cancel()
 
     async def _send(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from flexpipe.bus import Bus
+from flexpipe.bus.crew import Crew
 from flexpipe.events.fleet import HostHeartbeat
 from flexpipe.hosting.worker import Worker
 
@@ -33,9 +34,10 @@ async def beating(bus: Bus, worker: Worker, node: str) -> AsyncIterator[None]:
             if worker.beats:
                 await bus.beat(beat)
 
-    task = asyncio.create_task(go_on())
+    crew = Crew()
+    crew.start(go_on())
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        crew.begin_leaving()
+        await crew.cancel()

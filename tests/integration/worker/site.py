@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from flexpipe.bus import Bus, Hearing, connect
+from flexpipe.bus.crew import Crew
 from flexpipe.bus.server import EmbeddedServer
 from flexpipe.bus.users import Instance
 from flexpipe.engines.emulated.checkpoint import write_checkpoint
@@ -312,12 +313,12 @@ async def site(folder: Path, *names: str) -> AsyncIterator[Site]:
                 assert isinstance(message, SpanEnded)
                 made.spans.append(message)
 
-        made.listening = [asyncio.create_task(listen()), asyncio.create_task(listen_spans())]
+        crew = Crew()
+        made.listening = [crew.start(listen()), crew.start(listen_spans())]
         try:
             yield made
         finally:
             for name in list(made.serving):
                 await made.close(name)
-            for task in made.listening:
-                task.cancel()
-            await asyncio.wait(made.listening)
+            crew.begin_leaving()
+            await crew.cancel()
