@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexpipe.costing import Estimator
-from flexpipe.costing.desk import ANSWER_LIMIT_S, Desk
+from flexpipe.costing.desk import ANSWER_LIMIT_S, REPEATED_S, Desk
 from flexpipe.costing.guards import GUARDS, Asked, judge
 from flexpipe.costing.pressing import Pressing
 from flexpipe.costing.pricing import price
 from flexpipe.events.message import Message
 from flexpipe.events.planning import ShiftDeclined
 from flexpipe.events.shift import OrderShift, ShiftRefused
+from flexpipe.kernel.machine import Measure
 from flexpipe.model.deployment import Policy
 from flexpipe.model.outlook import GuardVerdict
 from flexpipe.model.plan import Plan
@@ -40,6 +41,8 @@ from unit.costing.bench import (
 
 NAMES = tuple(guard.__name__ for guard in GUARDS)
 GEARS = (gear_of(ONE), gear_of(ONE, TWO), gear_of(ONE, TWO, THREE), gear_of(WIDE), gear_of(TWO))
+DECLINES = "flexpipe_estimator_declines_total"
+OUTCOMES = ("flexpipe_estimator_orders_total", DECLINES)
 LOADS = st.sampled_from((NO_DATA, IDLE, a_load(3.0), a_load(OVER), a_load(30.0, queued=50)))
 
 
@@ -161,6 +164,7 @@ class History:
     """Plays drawn events to a bench and keeps what was ordered and when a next order may come."""
 
     bench: Bench
+    said_s: float = float("-inf")  # when a proposal was answered aloud
     open_until_s: float = 0.0
     ordered: OrderShift | None = None
     shift: int = 1
@@ -181,7 +185,17 @@ class History:
                 now_stays_s=(600.0, 600.0, 30.0)[draw % 3],
             )
         )
-        assert len(said) == 1, "a proposal leads to an order or is declined, once"
+        outcomes = [
+            effect.name
+            for effect in self.bench.effects[-1].do
+            if isinstance(effect, Measure) and effect.name in OUTCOMES
+        ]
+        assert len(outcomes) == 1, "a proposal leads to an order or is declined, once"
+        if not said:
+            assert outcomes == [DECLINES], "an order is always said"
+            assert before - self.said_s < REPEATED_S, "a refusal is said once a minute"
+        else:
+            self.said_s = before
         self.heard(said, before)
 
     def heard(self, said: list[Message], now_s: float) -> None:

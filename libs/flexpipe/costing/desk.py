@@ -25,6 +25,8 @@ HELD_FIRST_CYCLES: Final = 2
 """A gear that failed is left alone for two cycles, then four, eight, …"""
 HELD_DOUBLINGS: Final = 5
 """… and 64 cycles at most, a quarter of an hour: whatever was in the way, somebody has looked at it by then."""
+REPEATED_S: Final = 60.0
+"""A refusal that stays the same is said once a minute: once a cycle it would bury the rest of the event log."""
 FORGIVEN: Final = 2
 """Failures that a change of the fleet excuses: what was in the way may be gone. A third one says that it was not."""
 
@@ -56,6 +58,21 @@ class Held(Frozen):
         return now_s < self.until_s and not excused
 
 
+class Refusal(Frozen):
+    """What was said last of why nothing is ordered."""
+
+    guard: str
+    gear: str | None  # the best candidate; None where there is none
+    fleet_revision: int
+    said_s: float
+
+    def covers(self, other: Refusal) -> bool:
+        """Whether another one, later, says nothing new. Numbers move in every cycle and are no news."""
+        fields = ("guard", "gear", "fleet_revision")
+        is_same = all(getattr(self, field) == getattr(other, field) for field in fields)
+        return is_same and other.said_s - self.said_s < REPEATED_S
+
+
 class Promise(Frozen):
     """A gear that came into force by an order, until what was predicted of it was held against what came."""
 
@@ -78,6 +95,7 @@ class Desk(Frozen):
     serving: tuple[str, ...] = ()  # plans in force when nothing was in flight
     lost: tuple[str, ...] = ()  # of them, gone without a shift, and nothing new since
     held: tuple[Held, ...] = ()
+    refusal: Refusal | None = None  # the last one that was said, and nothing was ordered since
     busy_load: Load | None = None  # the newest load that was one
     seen_since_s: float | None = None  # load was known in every proposal since then
     over_since_s: float | None = None  # more came than the gear in force carries, in every one
@@ -109,7 +127,7 @@ class Desk(Frozen):
             at_s=now_s,
             until_s=now_s + ANSWER_LIMIT_S,
         )
-        return self.model_copy(update={"ordered": ordered})
+        return self.model_copy(update={"ordered": ordered, "refusal": None})
 
     def accepted(self, now_s: float, order_id: str, shift: int, gear: str) -> Desk:
         """After the executor took an order, ours or somebody else's."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from flexpipe.costing import telling
 from flexpipe.costing.books import Books
-from flexpipe.costing.desk import Desk, Ordered, Promise
+from flexpipe.costing.desk import Desk, Ordered, Promise, Refusal
 from flexpipe.costing.guards import Asked, judge
 from flexpipe.costing.pressing import Pressing, loads_to_judge_by, pressing
 from flexpipe.costing.weighing import Weighed, weigh
@@ -132,7 +132,7 @@ class Estimator:
         older = proposal if is_late else desk.pending
         newer = desk.pending if is_late else proposal
         if older is not None:
-            self._decline(older, "fresh", "a newer proposal came before it was considered")
+            self._say_declined(older, "fresh", "a newer proposal came before it was considered")
         self._desks[name] = desk.model_copy(
             update={
                 "newest_s": max(desk.newest_s, proposal.at_s),
@@ -200,7 +200,7 @@ class Estimator:
         desk = desk.tidy(self._now_s, None if route is None else route.in_flight)
         deployment = self._books.deployment(name)
         if deployment is None:
-            self._decline(proposal, "declared", f"deployment {name} is not declared")
+            self._say_declined(proposal, "declared", f"deployment {name} is not declared")
             del self._desks[name]
             return
         desk = desk.loaded(proposal)
@@ -221,15 +221,14 @@ class Estimator:
         if not proposal.candidates:
             first = proposal.rejected[0] if proposal.rejected else None
             why = "" if first is None else f": {first.what}: {first.reason}"
-            self._decline(proposal, "candidates", f"no gear but the one in force is possible{why}")
-            return desk
+            reason = f"no gear but the one in force is possible{why}"
+            return self._decline(desk, proposal, "candidates", reason)
         need = pressing(proposal, desk, deployment, self._now_s)
         loads = loads_to_judge_by(proposal, desk, need)
         try:
             weighed = weigh(proposal, deployment, loads)
         except InvalidInput as error:
-            self._decline(proposal, "predicted", str(error))
-            return desk
+            return self._decline(desk, proposal, "predicted", str(error))
         declined: list[Declined] = []
         for each in weighed:
             verdicts = judge(self._asked(desk, proposal, deployment, need, each))
@@ -237,8 +236,7 @@ class Estimator:
                 return self._order(desk, proposal, need, each)
             declined.append(Declined(gear=each.candidate.gear, price=each.price, verdicts=verdicts))
         best = declined[0].verdicts[-1]
-        self._decline(proposal, best.guard, best.says, tuple(declined))
-        return desk
+        return self._decline(desk, proposal, best.guard, best.says, tuple(declined))
 
     def _asked(
         self,
@@ -272,6 +270,27 @@ class Estimator:
         return desk.ordering(self._now_s, order.order_id, best.candidate.gear, best.price)
 
     def _decline(
+        self,
+        desk: Desk,
+        proposal: CandidatesProposed,
+        guard: str,
+        reason: str,
+        declined: tuple[Declined, ...] = (),
+    ) -> Desk:
+        """No order, and said, unless nothing asked for it and the same was said a moment ago."""
+        refusal = Refusal(
+            guard=guard,
+            gear=declined[0].gear.id if declined else None,
+            fleet_revision=proposal.fleet_revision,
+            said_s=self._now_s,
+        )
+        if not proposal.urgent and desk.refusal is not None and desk.refusal.covers(refusal):
+            self._out.append(telling.declined_again(proposal, guard))
+            return desk
+        self._say_declined(proposal, guard, reason, declined)
+        return desk.model_copy(update={"refusal": refusal})
+
+    def _say_declined(
         self,
         proposal: CandidatesProposed,
         guard: str,

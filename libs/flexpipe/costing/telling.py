@@ -94,9 +94,13 @@ def declined(
             "flexpipe.reason": reason[:REASON_CHARS],
         }
         effects.append(_span(proposal, now_s, attributes))
+    return [*effects, declined_again(proposal, guard)]
+
+
+def declined_again(proposal: CandidatesProposed, guard: str) -> Measure:
+    """The same for the same reason as a moment ago: counted, and not said."""
     labels = {"deployment": proposal.deployment, "guard": guard}
-    effects.append(Measure(name="flexpipe_estimator_declines_total", value=1.0, labels=labels))
-    return effects
+    return Measure(name="flexpipe_estimator_declines_total", value=1.0, labels=labels)
 
 
 def time_measured(promised: Ordered, ended: ShiftCompleted) -> list[Effect]:

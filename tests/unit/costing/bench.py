@@ -89,6 +89,7 @@ class Bench:
         self.fleet_revision = 1
         self.route_revision = 0
         self.serving: tuple[Plan, ...] = ()
+        self.answer: OrderShift | ShiftDeclined | None = None  # the last one that was said
         self._ids = count(1)
         declared = Entry(
             bucket="deployments",
@@ -171,9 +172,13 @@ class Bench:
         return CandidatesProposed.model_validate({**facts, **changes})
 
     def look(self, load: float | Load, *gears: Gear, **changes: Any) -> OrderShift | ShiftDeclined:
-        """The planner proposes; what becomes of it at once."""
-        (answer,) = self.hear(self.proposal(*gears, load=load, **changes))
+        """The planner proposes; what becomes of it at once. What is declined as before gives what was said before."""
+        said = self.hear(self.proposal(*gears, load=load, **changes))
+        assert len(said) <= 1
+        answer = said[0] if said else self.answer
         assert isinstance(answer, OrderShift | ShiftDeclined)
+        assert said or isinstance(answer, ShiftDeclined), "an order is not followed by silence"
+        self.answer = answer
         return answer
 
     def ordered(self, load: float | Load, *gears: Gear, **changes: Any) -> OrderShift:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexpipe.costing import Estimator
-from flexpipe.costing.desk import ANSWER_LIMIT_S, HELD_FIRST_CYCLES
+from flexpipe.costing.desk import ANSWER_LIMIT_S, HELD_FIRST_CYCLES, REPEATED_S
 from flexpipe.costing.estimator import OVERTAKEN_LIMIT_S
 from flexpipe.events.planning import ShiftDeclined
 from flexpipe.events.shift import OrderShift, ShiftRefused
@@ -13,7 +13,7 @@ from flexpipe.kernel.errors import InvalidInput
 from flexpipe.kernel.machine import Delivered, Entry, Started, Watched
 from flexpipe.model.deployment import Policy
 from flexpipe.model.gear import Gear, PlanShare
-from flexpipe.model.outlook import Rejected
+from flexpipe.model.outlook import Load, Rejected
 from flexpipe.model.route import Pin
 from simulation.looping import CHAT, a_load
 from unit.costing.bench import (
@@ -121,6 +121,54 @@ def test_a_model_whose_facts_were_never_read_is_declined_in_one_line() -> None:
     said = bench.declined(OVER, PAIR)
     assert said.guard == "predicted"
     assert "model.facts" in said.reason
+
+
+# -- what is said, and how often ------------------------------------------------------------------
+
+
+def test_a_refusal_that_stays_the_same_is_counted_each_time_and_said_once_a_minute(
+    bench: Bench,
+) -> None:
+    said = []
+    for _ in range(9):
+        answers = bench.hear(bench.proposal(PAIR, load=CARRIED))
+        said += [bench.now_s] * len(answers)
+        bench.now_s += POLICY.cycle_s
+    assert POLICY.cycle_s == 15.0
+    assert [at_s - said[0] for at_s in said] == [0.0, REPEATED_S, 2 * REPEATED_S]
+    counted = bench.measures("flexpipe_estimator_declines_total")
+    assert sum(each.labels["guard"] == "paying" for each in counted) == 9
+
+
+def test_a_refusal_by_another_guard_or_of_another_gear_or_on_another_fleet_is_said_at_once(
+    bench: Bench,
+) -> None:
+    def is_said(load: float | Load, gear: Gear, **changes: object) -> bool:
+        return bool(bench.hear(bench.proposal(gear, load=load, **changes)))
+
+    assert is_said(CARRIED, PAIR)
+    assert not is_said(CARRIED, PAIR)
+    assert is_said(IDLE, PAIR)
+    assert is_said(IDLE, LINE)
+    assert is_said(IDLE, LINE, fleet_revision=2)
+    bench.fleet_revision = 2
+    assert not is_said(IDLE, LINE)
+
+
+def test_whoever_asks_for_a_look_is_answered_each_time(bench: Bench) -> None:
+    for _ in range(3):
+        (said,) = bench.hear(bench.proposal(PAIR, load=CARRIED, urgent=True))
+        assert isinstance(said, ShiftDeclined)
+
+
+def test_the_first_refusal_after_an_order_is_said(bench: Bench) -> None:
+    for _ in range(2):
+        order = bench.ordered(OVER, PAIR)
+        (said,) = bench.hear(bench.proposal(PAIR, load=OVER))
+        assert isinstance(said, ShiftDeclined)
+        assert bench.hear(bench.proposal(PAIR, load=OVER)) == []
+        bench.hear(ShiftRefused(deployment="chat", order_id=order.order_id, reason="no port"))
+        bench.fleet_revision += 1  # which excuses it
 
 
 # -- one order at a time -----------------------------------------------------------------------
