@@ -41,7 +41,7 @@ from flexpipe.fragments.declared import FleetSpec, NodeSpec
 from flexpipe.fragments.links import Link, fabrics_of, require_symmetry
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.fleet import Device, DeviceRef, LinkKind
-from flexpipe.model.names import DeviceId, Name
+from flexpipe.model.names import DeviceId, Name, in_words
 from flexpipe.performance.devices import DEVICES
 
 LARGEST_FLEET: Final = 4096
@@ -342,8 +342,12 @@ def _first_fault(where: str, error: ValidationError) -> InvalidInput:
     field = f"{where}: {path}" if path else where
     match fault["type"]:
         case "extra_forbidden":
-            return InvalidInput(field, fault["input"], "unknown field; remove it or correct it")
+            return InvalidInput(
+                field, fault["input"], "unknown field; remove it or correct its name"
+            )
         case "missing":
             return InvalidInput(field, None, "this field is required")
+        case "string_pattern_mismatch":
+            return InvalidInput(field, fault["input"], in_words(fault["ctx"]["pattern"]))
         case _:
             return InvalidInput(field, fault["input"], fault["msg"].removeprefix("Value error, "))

@@ -17,6 +17,7 @@ from flexpipe.gears.facts import dense_weights_bytes, facts_of
 from flexpipe.gears.notation import check_notation
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import BOUNDS, Deployment, EngineSettings, ModelFacts, Policy
+from flexpipe.model.names import in_words
 from flexpipe.performance.memory import BYTES_OF_DTYPE
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -34,7 +35,7 @@ def read_deployment(path: Path) -> Deployment:
         declared = Deployment.model_validate(table)
     except ValidationError as error:
         raise _first_fault(path, error) from error
-    _check_policy(declared.policy)
+    _check_policy(path, declared.policy)
     _check_engine(declared.engine)
     folder = Path(declared.model.path)
     folder = (folder if folder.is_absolute() else Path.cwd() / folder).resolve()
@@ -47,17 +48,39 @@ def read_deployment(path: Path) -> Deployment:
     deployment = declared.model_copy(
         update={"model": model, "engine": _completed(declared.engine, figures)}
     )
-    check_notation(deployment.baseline, deployment)
+    _check_baseline(path, deployment)
     return deployment.paced()
 
 
-def _check_policy(policy: Policy) -> None:
+def _check_policy(path: Path, policy: Policy) -> None:
     """What the loop may be told, in the seconds that the file says."""
     for name, (low, high) in BOUNDS.items():
         value = getattr(policy, name)
         if not low <= value <= high:
-            shown = int(value) if value == int(value) else value
-            raise InvalidInput(f"policy.{name}", shown, f"must be between {low:g} and {high:g}")
+            raise _out_of_bounds(path, name, value)
+    if policy.long_load_window_s < policy.load_window_s:
+        raise InvalidInput(
+            f"{path.name}: policy.long_load_window_s",
+            policy.long_load_window_s,
+            f"must not be shorter than load_window_s, {policy.load_window_s:g}",
+        )
+
+
+def _out_of_bounds(path: Path, name: str, value: object) -> InvalidInput:
+    low, high = BOUNDS[name]
+    shown = int(value) if isinstance(value, float) and value.is_integer() else value
+    fix = f"must be between {low:g} and {high:g}"
+    return InvalidInput(f"{path.name}: policy.{name}", shown, fix)
+
+
+def _check_baseline(path: Path, deployment: Deployment) -> None:
+    """Whether some fleet could make it."""
+    try:
+        check_notation(deployment.baseline, deployment)
+    except InvalidInput as error:
+        is_whole = error.value == deployment.baseline
+        fix = error.fix if is_whole else f"{error.field} {error.value} {error.fix}"
+        raise InvalidInput(f"{path.name}: baseline", deployment.baseline, fix) from error
 
 
 def _check_engine(engine: EngineSettings) -> None:
@@ -177,4 +200,9 @@ def _first_fault(path: Path, error: ValidationError) -> InvalidInput:
         )
     if fault["type"] == "missing":
         return InvalidInput(f"{path.name}: {field}", None, "this field is required")
+    if field.partition("policy.")[2] in BOUNDS:
+        return _out_of_bounds(path, str(fault["loc"][-1]), fault["input"])
+    if fault["type"] == "string_pattern_mismatch":
+        fix = in_words(fault["ctx"]["pattern"])
+        return InvalidInput(f"{path.name}: {field}", fault["input"], fix)
     return InvalidInput(f"{path.name}: {field}", fault["input"], fault["msg"])

@@ -116,16 +116,6 @@ def _open(fleet: Fleet) -> set[DeviceRef]:
     }
 
 
-def _root(id_: str, parents: Mapping[str, str | None]) -> str:
-    """The whole block that a block is part of; ends also where parents go in a circle."""
-    for _ in parents:
-        parent = parents.get(id_)
-        if parent is None or parent not in parents:
-            return id_
-        id_ = parent
-    return id_
-
-
 def fleet_line(fleet: Fleet, held: Sequence[DeviceReservations]) -> str:
     """The fleet in one sentence."""
     every = [(node.state, device.state) for node in fleet.nodes for device in node.devices]

@@ -59,8 +59,11 @@ class Layout:
             if self.fleet_file.stat().st_size > FLEET_LARGEST_BYTES:
                 raise InvalidInput("fleet", str(self.fleet_file), "a fleet file is a few pages")
             return self.fleet_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput("fleet", str(self.fleet_file), f"cannot be read: {error}") from error
+        except OSError as error:
+            fix = f"{error.strerror}; name a readable TOML file"
+            raise InvalidInput("fleet", str(self.fleet_file), fix) from error
+        except UnicodeDecodeError as error:
+            raise InvalidInput("fleet", str(self.fleet_file), f"not TOML: {error}") from error
 
     def fleet(self) -> FleetSpec:
         """What the fleet file declares. Raises InvalidInput."""

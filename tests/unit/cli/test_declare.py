@@ -62,7 +62,10 @@ def test_a_file_gives_a_deployment_with_the_model_s_facts(tmp_path: Path, model:
     ("change", "says"),
     [
         (("[engine]", "colour = 3\n[engine]"), "model.colour: 3 is not accepted: unknown field"),
-        (('name = "toy"', 'name = "Toy!"'), "name: 'Toy!' is not accepted"),
+        (
+            ('name = "toy"', 'name = "Toy!"'),
+            "name: 'Toy!' is not accepted: lower-case letters, digits and inner dashes",
+        ),
         (('name = "toy"\n', ""), "name: None is not accepted: this field is required"),
         (('kind = "sglang"', 'kind = "vllm"'), "engine.kind: 'vllm' is not accepted: use one of"),
         (
@@ -102,6 +105,17 @@ def test_a_file_gives_a_deployment_with_the_model_s_facts(tmp_path: Path, model:
             ("[engine]", "[policy]\nhorizon_s = 700\n[engine]"),
             "policy.horizon_s: 700 is not accepted: must be between 60 and 600",
         ),
+        *(
+            (
+                ("[engine]", f"[policy]\nhysteresis = {value}\n[engine]"),
+                f"deployment.toml: policy.hysteresis: {shown} is not accepted: must be between 1 and 1.5",
+            )
+            for value, shown in (("9", "9"), ("-0.5", "-0.5"), ("nan", "nan"), ("'much'", "'much'"))
+        ),
+        (
+            ("[engine]", "[policy]\nload_window_s = 700\n[engine]"),
+            "policy.long_load_window_s: 600.0 is not accepted: must not be shorter than load_window_s, 700",
+        ),
         (
             ('kind = "sglang"', 'kind = "sglang"\nperformance = "roofline"'),
             "engine.performance: 'roofline' is not accepted: only an emulated engine",
@@ -116,9 +130,12 @@ def test_a_file_gives_a_deployment_with_the_model_s_facts(tmp_path: Path, model:
         ),
         (
             ('name = "toy"', 'name = "toy"\nbaseline = "tp3"'),
-            "tp: 3 is not accepted: must divide the model's 4 attention heads",
+            "baseline: 'tp3' is not accepted: tp 3 must divide the model's 4 attention heads",
         ),
-        (('name = "toy"', 'name = "toy"\nbaseline = "gpu"'), "gear: 'gpu' is not accepted: write"),
+        (
+            ('name = "toy"', 'name = "toy"\nbaseline = "gpu"'),
+            "baseline: 'gpu' is not accepted: write",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_field_value_and_fix(

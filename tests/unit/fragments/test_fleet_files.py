@@ -138,7 +138,11 @@ MISTAKES = {
     ),
     "an unknown field": (
         TWO + "colour = 1\n",
-        "f.toml: nodes.1.colour: 1 is not accepted: unknown field; remove it or correct it",
+        "f.toml: nodes.1.colour: 1 is not accepted: unknown field; remove it or correct its name",
+    ),
+    "a name that no subject can hold": (
+        TWO.replace('"b1"', '"B1"', 1),
+        "f.toml: nodes.0.name: 'B1' is not accepted: lower-case letters, digits and inner dashes, at most 63",
     ),
     "a device reserved twice": (
         TWO + '[[reservations]]\ntenant = "x"\ndevices = ["b1/g0", "b1/g0"]\n',
