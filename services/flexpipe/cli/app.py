@@ -213,7 +213,10 @@ def trace(
 
 @app.command(name="run")
 def run_service(
-    service: Annotated[str, typer.Argument(help="executor, router or worker.")],
+    service: Annotated[
+        str,
+        typer.Argument(help="agent, estimator, executor, monitor, planner, router or worker."),
+    ],
     *,
     exit_with_parent: Annotated[
         bool,
@@ -279,8 +282,11 @@ def schemas(
 
 @journal_app.command()
 def export(
-    service: Annotated[str, typer.Argument(help="executor, router or worker.")],
-    name: Annotated[str, typer.Argument(help="Which one, such as node-a.")],
+    service: Annotated[
+        str,
+        typer.Argument(help="agent, estimator, executor, monitor, planner, router or worker."),
+    ],
+    name: Annotated[str, typer.Argument(help="Which one, such as node-a; the service's own name where there is one.")],
     file: Annotated[Path, typer.Argument(help="Where to (JSON lines).")],
     *,
     as_json: AsJson = False,

@@ -39,7 +39,7 @@ async def export_file(bus: Bus, service: str, name: str, path: Path) -> int:
     Raises InvalidInput for a machine without a journal or a file that cannot be written, Unavailable.
     """
     if service not in MACHINES:
-        raise InvalidInput("service", service, "use one of " + ", ".join(MACHINES))
+        raise InvalidInput("service", service, "use one of " + ", ".join(sorted(MACHINES)))
     try:
         TypeAdapter(Name).validate_python(name)
         lines = await write_journal_file(bus, service, name, path)
