@@ -286,7 +286,12 @@ def export(
         str,
         typer.Argument(help="agent, estimator, executor, monitor, planner, router or worker."),
     ],
-    name: Annotated[str, typer.Argument(help="Which one, such as node-a; the service's own name where there is one.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Which one, such as node-a; the service's own name where there is one."
+        ),
+    ],
     file: Annotated[Path, typer.Argument(help="Where to (JSON lines).")],
     *,
     as_json: AsJson = False,
