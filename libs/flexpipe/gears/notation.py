@@ -51,6 +51,19 @@ def resolve_gear(
     return Gear(shares=tuple(shares[id_] for id_ in sorted(shares)))
 
 
+def described(part: str, deployment: Deployment, fleet: Fleet) -> PlanShare | None:
+    """What one share of a notation describes, whatever is closed or in use; None where the whole fleet is too small.
+
+    To know a running plan by: it may lie where nothing new may be placed.
+    """
+    for ground in (fleet, fleet.unclosed):
+        try:
+            return resolve_gear(part, deployment, ground, {}).shares[0]
+        except InvalidInput:
+            continue
+    return None
+
+
 class Fit(Frozen):
     """What became of a notation: the gear, or the constraint that failed, in words."""
 

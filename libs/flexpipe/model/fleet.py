@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Final, Literal
@@ -157,6 +158,16 @@ class Fleet(Frozen):
         device = self.device(ref)
         return f"{ref} is not in the fleet" if device is None else device.closed
 
+    def goes(self, refs: Iterable[DeviceRef]) -> bool:
+        """Whether one of these devices is gone or is to be preempted."""
+        devices = (self.device(ref) for ref in refs)
+        return any(device is None or device.leaves_at_s is not None for device in devices)
+
+    @cached_property
+    def unclosed(self) -> Fleet:
+        """This fleet with every device that is there open, and without blocks: those of closed ones are not carved."""
+        return Fleet(nodes=tuple(_unclosed(node) for node in self.nodes))
+
     def refs(self) -> tuple[DeviceRef, ...]:
         """Every device that is there, sorted."""
         every = (
@@ -187,3 +198,8 @@ class Fleet(Frozen):
 
     def _sorted_with(self, node: Node) -> Fleet:
         return Fleet(nodes=tuple(sorted((*self.nodes, node), key=lambda each: each.node)))
+
+
+def _unclosed(node: Node) -> Node:
+    devices = tuple(device.model_copy(update={"closed": None}) for device in node.devices)
+    return node.model_copy(update={"devices": devices, "blocks": ()})

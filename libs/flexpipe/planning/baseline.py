@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from flexpipe.gears.notation import resolve_gear
+from flexpipe.gears.notation import described, resolve_gear
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef, Fleet
@@ -35,10 +35,23 @@ def resolve(
     fleet: Fleet,
     held: Mapping[DeviceRef, DeviceReservations],
 ) -> tuple[Gear | None, str | None]:
-    """(gear, None), or (None, what is missing)."""
+    """(gear, None), or (None, what is missing). A plan that is about to go is it only where nothing else can be."""
     if deployment.baseline.strip() == "empty":
         return EMPTY_GEAR, None
     running = _running(deployment, entry, fleet)
+    staying = [plan for plan in running if not fleet.goes(plan.devices)]
+    gear, missing = _resolved(deployment, fleet, held, list(staying))
+    if gear is None and len(staying) < len(running):
+        gear, missing = _resolved(deployment, fleet, held, running)
+    return gear, missing
+
+
+def _resolved(
+    deployment: Deployment,
+    fleet: Fleet,
+    held: Mapping[DeviceRef, DeviceReservations],
+    running: list[Plan],
+) -> tuple[Gear | None, str | None]:
     used = {ref: each.total_bytes for ref, each in held.items()}
     shares: dict[str, PlanShare] = {}
     missing: list[str] = []
@@ -80,8 +93,14 @@ def _share_of_running(
         found = next((plan for plan in running if (plan.tp, plan.pp) == wanted), None)
         weight = float(form["weight"] or 1.0)
         return None if found is None else PlanShare(plan=found, weight=weight)
-    try:
-        (share,) = resolve_gear(part, deployment, fleet, {}).shares
-    except InvalidInput:
+    share = described(part, deployment, fleet)
+    if share is None:
         return None
-    return share if share.plan in running else None
+    found = next((plan for plan in running if _is_laid_like(plan, share.plan)), None)
+    return None if found is None else PlanShare(plan=found, weight=share.weight)
+
+
+def _is_laid_like(plan: Plan, meant: Plan) -> bool:
+    """What else a plan says (paths, capacity) follows the fleet as it was when it was laid."""
+    counts = [[stage.layers.count for stage in each.stages] for each in (plan, meant)]
+    return plan.devices == meant.devices and plan.tp == meant.tp and counts[0] == counts[1]

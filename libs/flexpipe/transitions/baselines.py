@@ -6,12 +6,12 @@ declared notation is resolved here against the books. What runs already and has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from flexpipe.events.shift import OrderShift
-from flexpipe.gears.notation import resolve_gear
+from flexpipe.gears.notation import described, resolve_gear
 from flexpipe.kernel.errors import InvalidInput
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef
@@ -86,32 +86,49 @@ def is_in(gear: Gear, declared: Deployment, board: Board) -> bool:
 def choose(
     declared: Deployment, entry: RouteEntry, board: Board, asking: Asking, *, patient: bool
 ) -> Ready | Leaving | NoFit:
-    """The baseline that can be had, the resolved one first. `patient`: whether devices are still waited for."""
-    stored = _stored(declared, board)
-    wait: Leaving | None = None
-    faults: list[str] = []
-    if stored is not None:
-        found = _look(stored, entry, board, asking)
-        if isinstance(found, Ready) or (isinstance(found, Leaving) and patient):
-            return found
-        faults += [found.reason] if isinstance(found, NoFit) else []
-    for view in _View:
-        try:
-            gear = _resolved(declared, entry, board, view)
-        except InvalidInput as error:
-            faults.append(str(error))
-            continue
-        found = _look(gear, entry, board, asking)
-        if isinstance(found, Ready):
-            return found
-        if isinstance(found, Leaving):
-            wait = wait or found
-        else:
-            faults.append(found.reason)
-    if wait is not None and patient:
-        return wait
+    """The baseline that can be had, the resolved one first. `patient`: whether devices are still waited for.
+
+    A plan that runs and is about to go counts only where nothing else can be had.
+    """
+    fleet, stored, faults = board.books.fleet(), _stored(declared, board), list[str]()
+    staying = [plan for plan in _running(entry, board) if not fleet.goes(plan.devices)]
+    stays = stored is not None and not any(fleet.goes(plan.devices) for plan in stored.plans)
+    tries = [(stored if stays else None, staying), (stored, _running(entry, board))]
+    for resolved, running in tries[:1] if tries[0] == tries[1] else tries:
+        wait: Leaving | None = None
+        for gear in _gears(resolved, declared, entry, board, running=running, faults=faults):
+            found = _look(gear, entry, board, asking)
+            if isinstance(found, Ready):
+                return found
+            if isinstance(found, NoFit):
+                faults.append(found.reason)
+            elif gear is resolved and patient:
+                return found
+            elif gear is not resolved:
+                wait = wait or found
+        if wait is not None and patient:
+            return wait
     reason = faults[-1] if faults else "its devices were not given back in time"
     return NoFit(f"baseline {declared.baseline} does not fit: {reason}")
+
+
+def _gears(
+    resolved: Gear | None,
+    declared: Deployment,
+    entry: RouteEntry,
+    board: Board,
+    *,
+    running: list[Plan],
+    faults: list[str],
+) -> Iterator[Gear]:
+    """The resolved baseline, then what the declared notation means in each view; what is missing goes to `faults`."""
+    if resolved is not None:
+        yield resolved
+    for view in _View:
+        try:
+            yield _resolved(declared, entry, board, view, list(running))
+        except InvalidInput as error:
+            faults.append(str(error))
 
 
 def _stored(declared: Deployment, board: Board) -> Gear | None:
@@ -159,17 +176,18 @@ def _cleaner(held: Reservation, cases: tuple[Case, ...]) -> Case | None:
     return None
 
 
-def _resolved(declared: Deployment, entry: RouteEntry, board: Board, view: _View) -> Gear:
+def _resolved(
+    declared: Deployment, entry: RouteEntry, board: Board, view: _View, running: list[Plan]
+) -> Gear:
     """The declared notation on the present fleet. Raises InvalidInput naming what is missing."""
     if declared.baseline.strip() == "empty":
         return EMPTY_GEAR
     fleet, taken = board.books.fleet(), _taken(entry, board, view)
-    running = _running(entry, board)
     shares = []
     for part in _parts(declared.baseline):
-        meant = resolve_gear(part, declared, fleet, {}).shares[0]
-        plan = _like(meant.plan, part, running)
-        if plan is None:
+        meant = described(part, declared, fleet)
+        plan = None if meant is None else _like(meant.plan, part, running)
+        if meant is None or plan is None:
             share = resolve_gear(part, declared, fleet, taken).shares[0]
             for ref, bytes_ in share.plan.claims():
                 taken[ref] = taken.get(ref, 0) + bytes_
@@ -234,10 +252,8 @@ def _meant(part: str, declared: Deployment, board: Board) -> Plan | None:
     if key not in board.meant:
         if len(board.meant) >= MEANINGS_LIMIT:
             board.meant.clear()
-        try:
-            board.meant[key] = resolve_gear(part, declared, books.fleet(), {}).plans[0]
-        except InvalidInput:
-            board.meant[key] = None
+        share = described(part, declared, books.fleet())
+        board.meant[key] = None if share is None else share.plan
     return board.meant[key]
 
 
