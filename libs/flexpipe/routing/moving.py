@@ -305,6 +305,9 @@ def _next_batch(
     batch: list[tuple[SequenceState, Judged]] = []
     while hand_over.queue:
         sequence = turn.state.sequences[hand_over.queue[0]]
+        if not sequence.runs:
+            hand_over.queue.pop(0)  # it was refused meanwhile, and the service is closing it
+            continue
         context = sequence.prompt_tokens + sequence.tokens
         if batch and context > room:
             break

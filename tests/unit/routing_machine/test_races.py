@@ -7,6 +7,7 @@ from collections import Counter
 from flexpipe.model.deployment import Policy
 from flexpipe.model.route import PlanState
 from flexpipe.routing.effects import EndWithError, Refuse
+from flexpipe.routing.inputs import FailureKind
 from unit.routing_machine.driver import (
     NEW,
     OLD,
@@ -91,3 +92,23 @@ def test_a_hand_over_that_an_earlier_life_left_undone_is_answered_at_once() -> N
     )  # a new process, before the bus has heard an answer or an ack
     (report,) = handed(driver.move(step=10, message_id="m10"))
     assert (report.remaining, report.moved) == (0, ())
+
+
+def test_a_request_that_was_refused_while_it_waited_to_be_cut_is_let_alone() -> None:
+    """Its engine called it a mistake; the service is closing it when its turn comes."""
+    driver = Driver()
+    policy = Policy(move_batch_tokens=1)
+    driver.start(routed(OLD), policy=policy)
+    driver.streaming("one")
+    driver.arrive("two")
+    driver.route(routed(OLD, PlanState.FROZEN, admit=0), routed(NEW), shift=2, policy=policy)
+    driver.move()
+    (cut,) = cuts(driver.count({"one": 5}))
+    assert cut.sequence == "one"
+    (refused,) = driver.fail("two", 1, FailureKind.CLIENT)
+    assert isinstance(refused, Refuse)
+    driver.cut("one", 1, 5)
+    do = driver.token("one", 2, 6, 5.0)
+    assert cuts(do) == []
+    assert handed(do)[-1].remaining == 0
+    assert cuts(driver.end("two", "refused", 0)) == []
