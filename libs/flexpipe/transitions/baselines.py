@@ -158,9 +158,11 @@ def _look(gear: Gear, entry: RouteEntry, board: Board, asking: Asking) -> Ready 
     if tried is not None:
         return NoFit(f"shift {tried.shift} tried it and did not come about: {tried.reason}")
     case = board.case(answer.flight)
-    rivals = reservations.rivals(case)
-    cleaning = [_cleaner(rival, tuple(cases.values())) for rival in rivals]
-    if rivals and all(each is not None for each in cleaning):
+    cleaning = [_cleaner(rival, tuple(cases.values())) for rival in reservations.rivals(case)]
+    cleaning += [
+        _cleaning(cases[ghost.deployment, ghost.shift]) for ghost in reservations.ghosts(case)
+    ]
+    if cleaning and all(each is not None for each in cleaning):
         keys = {each.flight.key for each in cleaning if each is not None}
         return Leaving(gear, tuple(cases[key] for key in sorted(keys)))
     fault = reservations.obstacle(case)
@@ -171,9 +173,13 @@ def _cleaner(held: Reservation, cases: tuple[Case, ...]) -> Case | None:
     """The shift that is about to release a plan."""
     for case in cases:
         claims = case.name == held.deployment and held.plan in case.progress.claims
-        if claims and case.record.phase in CLEANING:
+        if claims and _cleaning(case) is not None:
             return case
     return None
+
+
+def _cleaning(case: Case) -> Case | None:
+    return case if case.record.phase in CLEANING else None
 
 
 def _resolved(

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from flexpipe.model.fleet import Device, DeviceRef
 from flexpipe.model.plan import Plan
-from flexpipe.model.shift import DeviceReservations, Reservation
+from flexpipe.model.shift import DeviceReservations, Phase, Reservation
 from flexpipe.transitions.books import Books
 from flexpipe.transitions.case import Case
-from flexpipe.transitions.progress import Seat
+from flexpipe.transitions.progress import Flight, Seat
 
 PLANS_PER_DEVICE: Final = 2
 """The old and the new plan of one shift."""
 
 Change = tuple[str, DeviceReservations]
 """A key of the bucket `reservations` and what it is to hold."""
+
+
+@dataclass(frozen=True)
+class Ghost:
+    """A plan that lost what it held when this device left the fleet. The device is back, and the shift that cleans up
+    after the plan has not stopped it yet: its engine may never have noticed."""
+
+    device: DeviceRef
+    deployment: str
+    shift: int
+    plan: str
 
 
 def wanted(case: Case) -> tuple[Change, ...]:
@@ -41,6 +53,7 @@ def wanted(case: Case) -> tuple[Change, ...]:
 
 def obstacle(case: Case) -> str | None:
     """Why the new plans cannot have their memory now, as a sentence; None where they can."""
+    haunting = {ghost.device: ghost for ghost in ghosts(case)}
     beside = {(case.name, plan) for plan in case.old}
     for seat in case.seats:
         for device, bytes_ in case.plan(seat.plan).claims():
@@ -52,6 +65,10 @@ def obstacle(case: Case) -> str | None:
                 continue
             if here.closed is not None:
                 return f"nothing new may be placed on {device}: {here.closed}"
+            ghost = haunting.get(device)
+            if ghost is not None:
+                by = f"shift {ghost.shift} of {ghost.deployment}"
+                return f"{device} is not clear yet: {by} has still to stop {ghost.plan} there"
             fault = _no_room(here, device, bytes_, held, beside)
             if fault is not None:
                 return fault
@@ -69,6 +86,26 @@ def rivals(case: Case) -> tuple[Reservation, ...]:
         for held in case.books.held(device).held
         if not _is(held, case.name, seat.plan) and (held.deployment, held.plan) not in beside
     )
+
+
+def ghosts(case: Case) -> tuple[Ghost, ...]:
+    """What may still run where the new plans are to lie, and holds nothing there any more."""
+    fresh = {ref for seat in case.seats if not seat.thawed for ref in case.plan(seat.plan).devices}
+    found = []
+    for record in case.books.records():
+        mine = (record.deployment, record.shift) == (case.name, case.record.shift)
+        if mine or record.phase is Phase.CLOSED:
+            continue
+        progress = Flight.of(record).progress
+        doomed = {*progress.claims, *progress.lost}
+        plans = {plan.id: plan for plan in (*record.source.plans, *record.order.target.plans)}
+        for plan in (plans[id_] for id_ in sorted(doomed)):
+            for device in sorted(fresh.intersection(plan.devices)):
+                held = case.books.held(device).held
+                if not any(_is(each, record.deployment, plan.id) for each in held):
+                    ghost = Ghost(device, record.deployment, record.shift, plan.id)
+                    found.append(ghost)
+    return tuple(found)
 
 
 def stranded(books: Books) -> tuple[Change, ...]:
