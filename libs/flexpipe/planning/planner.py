@@ -175,7 +175,15 @@ class Planner:
                 for name in sorted(self._courses):
                     self._mourn(now_s, name, message)
                     if message.urgent:
-                        self._wish_of_fleet(now_s, name, message)
+                        self._wish(
+                            now_s,
+                            name,
+                            "fleet",
+                            message.sentence,
+                            fleet_revision=message.revision,
+                            trace_id=message.trace_id,
+                            parent_span_id=message.span_id,
+                        )
             case ShiftAbandoned():
                 sentence = f"shift {message.shift} was abandoned: {message.reason}"
                 self._wish(now_s, message.deployment, "shift", sentence, shift=message.shift)
@@ -184,7 +192,9 @@ class Planner:
                 for name in sorted(self._courses):
                     if self._is_down(name):
                         self._wish(now_s, name, "room", sentence)
-            case ShiftCompleted() | ShiftRolledBack():
+            case ShiftCompleted():
+                self._mended(message, at_s)
+            case ShiftRolledBack():
                 pass  # the route entry shows the gear; its cycle goes on
             case _:
                 raise BrokenInvariant(f"the planner does not hear {type(message).__name__}")
@@ -195,18 +205,6 @@ class Planner:
             return
         demand = self._demand.setdefault(message.deployment, Demand())
         demand.hear(sample_of(message, at_s), deployment.policy.long_load_window_s)
-
-    def _wish_of_fleet(self, now_s: float, name: str, message: FleetChanged) -> None:
-        wish = Wish(
-            cause="fleet",
-            sentence=message.sentence,
-            heard_at_s=now_s,
-            until_s=now_s + OVERTAKEN_LIMIT_S,
-            fleet_revision=message.revision,
-            trace_id=message.trace_id,
-            parent_span_id=message.span_id,
-        )
-        self._keep_wish(name, wish)
 
     def _mourn(self, now_s: float, name: str, message: FleetChanged) -> None:
         """Remember a change that took something from a deployment: its plan may be gone from the entry already."""
@@ -222,19 +220,15 @@ class Planner:
         if course is not None:
             self._courses[name] = course.model_copy(update=changes)
 
-    def _wish(
-        self, now_s: float, name: str, cause: Cause, sentence: str, shift: int | None = None
-    ) -> None:
-        wish = Wish(
-            cause=cause,
-            sentence=sentence,
-            heard_at_s=now_s,
-            until_s=now_s + OVERTAKEN_LIMIT_S,
-            shift=shift,
-        )
-        self._keep_wish(name, wish)
+    def _mended(self, message: ShiftCompleted, at_s: float) -> None:
+        """A shift that began after the blow has answered it: what is proposed from now on has other reasons."""
+        course = self._courses.get(message.deployment)
+        if course and course.blow and at_s - message.duration_s >= course.blow.at_s:
+            self._change(message.deployment, blow=None)
 
-    def _keep_wish(self, name: str, wish: Wish) -> None:
+    def _wish(self, now_s: float, name: str, cause: Cause, sentence: str, **more: object) -> None:
+        facts = {"cause": cause, "sentence": sentence, "heard_at_s": now_s, **more}
+        wish = Wish.model_validate({**facts, "until_s": now_s + OVERTAKEN_LIMIT_S})
         course = self._courses.get(name)
         if course is not None:
             self._change(name, wish=joined(course.wish, wish))

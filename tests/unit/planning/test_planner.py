@@ -186,6 +186,30 @@ def test_what_takes_a_plan_is_where_the_traces_of_its_later_looks_begin(first: s
     assert stand.proposals()[-1].trace_id != message.trace_id
 
 
+def test_once_a_shift_has_answered_what_took_a_plan_later_looks_have_other_reasons() -> None:
+    stand = a_running_7b()
+    message = stand.change_fleet(changed({"a1": "failed"}), "a1 failed", left=TP1.devices)
+    stand.put_entry(entry_of(LLAMA_7B))
+    stand.world.run_for(5.0)
+
+    def ended(duration_s: float) -> None:
+        stand.world.say(
+            ShiftCompleted(
+                deployment="llama-7b",
+                shift=2,
+                gear="g",
+                start_class=StartClass.COLD,
+                duration_s=duration_s,
+            )
+        )
+        stand.world.run_for(CYCLE_S + 1.0)
+
+    ended(duration_s=60.0)  # it was under way before
+    assert stand.proposals()[-1].trace_id == message.trace_id
+    ended(duration_s=4.0)
+    assert stand.proposals()[-1].trace_id != message.trace_id
+
+
 def test_what_happens_to_others_is_not_where_a_trace_begins() -> None:
     stand = a_running_7b()
     ref = plan_on(LLAMA_7B, "a.1-9").devices
