@@ -165,7 +165,7 @@ def _taken(
     for ref, why in sorted({**closed, **apart}.items()):
         counts[ref.node, why] = counts.get((ref.node, why), 0) + 1
     return [
-        Rejected(what=f"{count} of {node}", reason=why)
+        Rejected(what=f"{count} device{'' if count == 1 else 's'} of {node}", reason=why)
         for (node, why), count in sorted(counts.items())
     ]
 

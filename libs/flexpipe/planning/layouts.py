@@ -173,7 +173,8 @@ def _too_slow(slow: Sequence[Option], deployment: Deployment) -> tuple[Rejected,
     if not slow:
         return ()
     slo, first = deployment.slo, slow[0].layout
-    why = f"slo: not even one request at a time holds TTFT {slo.ttft_ms:g} ms and ITL {slo.itl_ms:g} ms"
+    limits = f"TTFT {slo.ttft_ms:.4g} ms and ITL {slo.itl_ms:.3g} ms"
+    why = f"slo: not even one request at a time holds {limits}"
     return (Rejected(what=f"{len(slow)} layouts, such as {first}", reason=why),)
 
 

@@ -51,7 +51,8 @@ def candidates(deployment: OneDeployment = None, *, as_json: AsJson = False) -> 
                 await looking.declared(bus, deployment)
             proposals = await looking.newest(bus, CandidatesProposed, deployment)
             fleet = await looking.read_fleet(bus)
-        view = loopview.candidates_view(proposals, fleet)
+            deployments = await looking.read_deployments(bus)
+        view = loopview.candidates_view(proposals, fleet, deployments)
         show({"proposals": proposals}, view, as_json=as_json)
 
     run(work())

@@ -18,14 +18,13 @@ from flexpipe.events.planning import (
     Baseline,
     BaselineResolved,
     CandidatesProposed,
-    Declined,
     ShiftDeclined,
 )
 from flexpipe.kernel.frozen import Frozen
 from flexpipe.model.deployment import Deployment
 from flexpipe.model.fleet import DeviceRef, Fleet
 from flexpipe.model.gear import Gear
-from flexpipe.model.outlook import Candidate, GearOutlook, Load, PlanOutlook
+from flexpipe.model.outlook import Candidate, GearOutlook, GuardVerdict, Load, PlanOutlook
 from flexpipe.model.plan import Plan
 from flexpipe.model.route import RouteEntry
 from flexpipe.model.shift import ShiftRecord
@@ -43,7 +42,9 @@ class GearPicture(Frozen):
     outlook: GearOutlook | None  # predicted of the gear in force, by the newest proposal
     running: ShiftRecord | None  # the shift that holds its slot
     baseline: Baseline | None
+    baseline_place: str | None  # where the hatch would put it
     fleet_revision: int
+    time_scale: float | None  # of emulated engines, whose figures say nothing about real ones
 
 
 def gear_pictures(
@@ -59,6 +60,7 @@ def gear_pictures(
     routed = {entry.deployment: entry for entry in entries}
     newest = {proposal.deployment: proposal for proposal in proposals}
     resolved = {baseline.deployment: baseline for baseline in baselines}
+    scales = time_scales(deployments)
     open_shifts = {(record.deployment, record.shift): record for record in records}
     pictures = []
     for name in sorted({each.name for each in deployments} | set(routed)):
@@ -72,10 +74,29 @@ def gear_pictures(
             outlook=_outlook_of(plans, newest.get(name)),
             running=None if in_flight is None else open_shifts.get((name, in_flight)),
             baseline=resolved.get(name),
+            baseline_place=_baseline_place(resolved.get(name), fleet),
             fleet_revision=fleet.revision,
+            time_scale=scales.get(name),
         )
         pictures.append(picture)
     return tuple(pictures)
+
+
+def time_scales(deployments: Sequence[Deployment]) -> dict[str, float]:
+    """Time scale of each deployment whose engines are emulated."""
+    emulated = (each for each in deployments if each.engine.form == "emulated")
+    return {each.name: each.engine.time_scale for each in emulated}
+
+
+def emulated_text(time_scale: float | None) -> str:
+    """What has to be said beside figures of emulated engines; nothing beside those of real ones."""
+    return "" if time_scale is None else f" (emulated, time scale {time_scale:g})"
+
+
+def _baseline_place(baseline: Baseline | None, fleet: Fleet) -> str | None:
+    if baseline is None or baseline.gear is None:
+        return None
+    return ", ".join(f"{p.shape} on {place_text(p, fleet)}" for p in baseline.gear.plans)
 
 
 def _outlook_of(plans: Sequence[Plan], proposal: CandidatesProposed | None) -> GearOutlook | None:
@@ -117,9 +138,10 @@ def _gear_title(picture: GearPicture) -> Text:
     entry = picture.entry
     if entry is None or not entry.plans:
         words = "stopped by hand" if entry is not None and entry.stopped else "nothing serves"
-        return Text.assemble((picture.deployment, "bold"), f": {words}")
-    label = " + ".join(routed.plan.shape for routed in entry.plans)
-    return Text.assemble((picture.deployment, "bold"), f": {label}")
+    else:
+        words = " + ".join(routed.plan.shape for routed in entry.plans)
+    emulated = emulated_text(picture.time_scale)
+    return Text.assemble((picture.deployment, "bold"), f": {words}", (emulated, "dim"))
 
 
 def _plans_table(picture: GearPicture, entry: RouteEntry) -> Table:
@@ -170,7 +192,7 @@ def _baseline_text(picture: GearPicture) -> Text:
         return Text(f"  {words}; a downshift would be refused", "bold white on red")
     stale = baseline.fleet_revision < picture.fleet_revision
     late = f" (the fleet is at revision {picture.fleet_revision})" if stale else ""
-    return Text(f"  {words}{late}: {baseline.gear.label}", "green")
+    return Text(f"  {words}{late}: {picture.baseline_place}", "green")
 
 
 def flight_text(number: int, record: ShiftRecord | None, now_s: float) -> str:
@@ -203,13 +225,17 @@ def outlook_text(outlook: GearOutlook) -> str:
     )
 
 
-def candidates_view(proposals: Sequence[CandidatesProposed], fleet: Fleet) -> RenderableType:
+def candidates_view(
+    proposals: Sequence[CandidatesProposed], fleet: Fleet, deployments: Sequence[Deployment]
+) -> RenderableType:
     """The newest proposal of each deployment: load, gears side by side, what they start, what was rejected and why."""
     if not proposals:
         return Text("no proposal on the event log: no planner has spoken yet", "yellow")
+    scales = time_scales(deployments)
     parts: list[RenderableType] = []
     for proposal in proposals:
-        parts += [_proposal_head(proposal), _candidates_table(proposal)]
+        emulated = emulated_text(scales.get(proposal.deployment))
+        parts += [_proposal_head(proposal, emulated), _candidates_table(proposal)]
         for rank, candidate in enumerate(proposal.candidates, start=1):
             if candidate.starts:
                 parts.append(Text(f"  {rank} would start {_starts_text(candidate, fleet)}"))
@@ -218,7 +244,7 @@ def candidates_view(proposals: Sequence[CandidatesProposed], fleet: Fleet) -> Re
     return Group(*parts)
 
 
-def _proposal_head(proposal: CandidatesProposed) -> Text:
+def _proposal_head(proposal: CandidatesProposed, emulated: str) -> Text:
     urgent = ", at once" if proposal.urgent else ""
     text = Text.assemble(
         (proposal.deployment, "bold"),
@@ -227,6 +253,7 @@ def _proposal_head(proposal: CandidatesProposed) -> Text:
     )
     text.append(f"\n  load: {_seen_load(proposal.load)}")
     text.append(f"\n  long: {_seen_load(proposal.long_load)}")
+    text.append(f"\n  predicted{emulated}, TTFT and ITL P50 in ms:")
     return text
 
 
@@ -291,6 +318,7 @@ def declined_view(
     if not declines:
         return Text("nothing was declined in this time")
     factors = {each.name: each.policy.hysteresis for each in deployments}
+    scales = time_scales(deployments)
     parts: list[RenderableType] = []
     for decline in declines:
         parts.append(
@@ -298,31 +326,41 @@ def declined_view(
                 f"{clock_text(decline.at_s)}  ",
                 (decline.deployment, "bold"),
                 f": {decline.guard}: {decline.reason}",
+                (emulated_text(scales.get(decline.deployment)), "dim"),
             )
         )
         if decline.declined:
-            parts.append(_declined_table(decline.declined, factors.get(decline.deployment)))
+            parts.append(_declined_table(decline, factors.get(decline.deployment)))
     return Group(*parts)
 
 
-def _declined_table(declined: Sequence[Declined], hysteresis: float | None) -> Table:
+def _declined_table(decline: ShiftDeclined, hysteresis: float | None) -> Table:
+    """Predicted tokens of each candidate; a refusal that is the reason of all is not written out again."""
     table = Table()
-    table.add_column("gear", overflow="fold")
+    for column in ("gear", "on"):
+        table.add_column(column, overflow="fold")
     for column in ("gain", "cost", "gain/cost", "needs", "over s", "start s"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("refused by", overflow="fold")
-    for each in declined:
+    for each in decline.declined:
         price = each.price
         ratio = f"{price.gain_tokens / price.cost_tokens:.2f}" if price.cost_tokens else NOTHING
         refused = next((verdict for verdict in each.verdicts if not verdict.passed), None)
         table.add_row(
             each.gear.label,
+            _device_counts(each.gear),
             f"{price.gain_tokens:,.0f}",
             f"{price.cost_tokens:,.0f}",
             ratio,
             NOTHING if hysteresis is None else f"> {hysteresis:g}",
             f"{price.horizon_s:.0f}",
             f"{price.start_s:.1f}",
-            Text(NOTHING if refused is None else f"{refused.guard}: {refused.says}"),
+            Text(_refusal_text(refused, decline.reason)),
         )
     return table
+
+
+def _refusal_text(refused: GuardVerdict | None, reason: str) -> str:
+    if refused is None:
+        return NOTHING
+    return refused.guard if refused.says == reason else f"{refused.guard}: {refused.says}"

@@ -102,8 +102,9 @@ def _moved(moved: Sequence[MovedSequence]) -> str:
 
 def _proposed(message: planning.CandidatesProposed) -> str:
     best = f", best {message.candidates[0].gear.label}" if message.candidates else ""
+    count = len(message.candidates)
     return (
-        f"{message.deployment}: {len(message.candidates)} candidates on fleet revision "
+        f"{message.deployment}: {count} candidate{'' if count == 1 else 's'} on fleet revision "
         f"{message.fleet_revision}{best}, beside {message.current.gear.label} in force; "
         f"{message.trigger}"
     )

@@ -44,7 +44,9 @@ def status_view(
     return Group(_routes_table(entries), _devices_table(fleet, held, now_s))
 
 
-def _routes_table(entries: Sequence[RouteEntry]) -> Table:
+def _routes_table(entries: Sequence[RouteEntry]) -> RenderableType:
+    if not entries:
+        return Text("nothing serves: `flexpipe apply -f FILE`")
     table = Table(title="deployments", title_justify="left", expand=False)
     for column in ("deployment", "plan", "shape", "state", "admits"):
         table.add_column(column, no_wrap=True)
@@ -103,6 +105,8 @@ def _devices_table(fleet: Fleet, held: Sequence[DeviceReservations], now_s: floa
 
 def shifts_view(records: Sequence[ShiftRecord]) -> RenderableType:
     """All shifts, oldest first; reasons below, where there is room for sentences."""
+    if not records:
+        return Text("no shift was ordered yet")
     table = Table(title="shifts", title_justify="left")
     for column in ("deployment", "shift"):
         table.add_column(column, no_wrap=True)
@@ -240,7 +244,7 @@ def outcome_text(outcome: Outcome | None) -> Text:
     return (
         Text("in flight", style="cyan")
         if outcome is None
-        else Text(outcome, style=_OUTCOME_STYLE[outcome])
+        else Text(outcome.replace("_", " "), style=_OUTCOME_STYLE[outcome])
     )
 
 

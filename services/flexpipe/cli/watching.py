@@ -136,9 +136,10 @@ class Memory:
     def hear(self, delivered: Delivered) -> Line | None:
         """Take in one message; the line that it makes, where it is an event."""
         self._keep(delivered)
-        if delivered.type == LoadObserved.__name__:
-            return None
         message = catalog.parse(delivered.type, delivered.message)
+        is_routine = isinstance(message, planning.CandidatesProposed) and not message.urgent
+        if is_routine or isinstance(message, LoadObserved):
+            return None  # every cycle brings some: the gears and their load are shown above
         at_s = time.time() if delivered.sent_at_s is None else delivered.sent_at_s
         line = Line(at_s=at_s, type=delivered.type, says=sentence_of(message))
         self._events.append(line)
@@ -233,6 +234,9 @@ def frame(picture: Picture, now_s: float, screen: Console | None = None) -> Rend
     if closed is not None:
         top.append(closed)
     top.append(_deployments_table(picture, now_s))
+    emulated = _emulated_text(picture.gears)
+    if emulated is not None:
+        top.append(emulated)
     top += [note for each in picture.gears for note in _notes(each, now_s)]
     if not picture.events:
         return Group(*top, Text("no events yet", "dim"))
@@ -288,6 +292,16 @@ def _deployments_table(picture: Picture, now_s: float) -> Table:
     return table
 
 
+def _emulated_text(gears: Iterable[loopview.GearPicture]) -> Text | None:
+    """Whose figures are those of emulated engines."""
+    names: dict[str, list[str]] = {}
+    for gear in gears:
+        if gear.time_scale is not None:
+            names.setdefault(loopview.emulated_text(gear.time_scale), []).append(gear.deployment)
+    said = [f"{', '.join(names[words])}{words}" for words in sorted(names)]
+    return Text(f"  figures of {'; '.join(said)}", "dim") if said else None
+
+
 def _gear_text(gear: loopview.GearPicture) -> Text:
     if gear.entry is None or not gear.entry.plans:
         return Text("nothing serves", "red")
@@ -316,7 +330,7 @@ def _notes(gear: loopview.GearPicture, now_s: float) -> list[Text]:
             for routed in gear.entry.plans
         )
         notes.insert(0, Text(f"  {'; '.join(plans)}"))
-    return [Text(f"  {gear.deployment}:").append_text(note) for note in notes]
+    return [Text(f"  {gear.deployment}:").append_text(note[1:]) for note in notes]
 
 
 def line_text(line: Line) -> Text:

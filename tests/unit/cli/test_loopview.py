@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flexpipe.cli import loopview
 from flexpipe.events.planning import Baseline, CandidatesProposed
+from flexpipe.model.deployment import Deployment
 from flexpipe.model.route import Pin, PlanState, RouteEntry
 from flexpipe.model.shift import ShiftRecord
 from flexpipe.testing.builders import a_gear
@@ -87,7 +88,7 @@ def test_a_shift_in_flight_shows_its_phase_and_the_time_in_it() -> None:
 def test_a_baseline_that_fits_says_what_it_is() -> None:
     shown = pictures(entry(WIDE), baselines=[baseline(a_gear(WIDE))])
     text = words(loopview.gears_view(shown, NOW_S))
-    assert "baseline tp4 fits on fleet revision 1: tp4" in text
+    assert "baseline tp4 fits on fleet revision 1: tp4 on a.4-0" in text
 
 
 def test_a_baseline_resolved_on_an_older_fleet_says_so() -> None:
@@ -124,7 +125,7 @@ def test_a_plan_that_admits_nothing_has_no_share() -> None:
 
 
 def test_candidates_stand_beside_the_gear_in_force_with_their_numbers() -> None:
-    text = page(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
+    text = page(loopview.candidates_view([proposal()], twenty_seven(), [DEPLOYMENT]), WIDTH)
     assert "01:00:00.500 on fleet revision 7, at once: block c1 came back" in text
     assert row_of(text, "now ") == "now tp4 4 cpu 1234 6.5 210 18.5 0 ∞"
     label = a_gear(WIDE, DEEP).label
@@ -132,7 +133,7 @@ def test_candidates_stand_beside_the_gear_in_force_with_their_numbers() -> None:
 
 
 def test_candidates_show_the_load_they_were_reckoned_for() -> None:
-    text = words(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
+    text = words(loopview.candidates_view([proposal()], twenty_seven(), [DEPLOYMENT]), WIDTH)
     assert (
         "load: 5.5 requests/s over 60 s (512 + 128 tokens), 3 waiting, TTFT P95 412 ms, "
         "ITL P50 19.0 ms"
@@ -141,27 +142,27 @@ def test_candidates_show_the_load_they_were_reckoned_for() -> None:
 
 
 def test_a_candidate_says_what_would_be_started_and_where() -> None:
-    text = words(loopview.candidates_view([proposal()], twenty_seven()), WIDTH)
+    text = words(loopview.candidates_view([proposal()], twenty_seven(), [DEPLOYMENT]), WIDTH)
     assert "1 would start tp2pp2 on c1 → c2" in text
 
 
 def test_what_was_rejected_is_shown_with_its_reason() -> None:
-    text = words(loopview.candidates_view([proposal()], twenty_seven()))
+    text = words(loopview.candidates_view([proposal()], twenty_seven(), [DEPLOYMENT]))
     assert "not tp8 on c: pcie carries tensor-parallel groups of 2, not 8" in text
 
 
 def test_no_proposal_names_who_is_silent() -> None:
-    assert "no planner has spoken" in words(loopview.candidates_view([], twenty_seven()))
+    assert "no planner has spoken" in words(loopview.candidates_view([], twenty_seven(), []))
 
 
 def test_a_refusal_shows_guard_reason_gain_cost_and_what_hysteresis_asks_for() -> None:
     text = page(loopview.declined_view([declined()], [DEPLOYMENT]), WIDTH)
     assert (
-        "01:00:01.000  chat: hysteresis: gain 12500 is not more than 14000 tokens"
+        "01:00:01.000  chat: hysteresis: gain 12500 is not more than 14000 tokens (emulated, time scale 1)"
         in text.splitlines()
     )
     row = row_of(text, "12,500")
-    assert row.startswith(f"{a_gear(WIDE, DEEP).label} 12,500 10,000 1.25 > 1.4 600 41.5")
+    assert row.startswith(f"{a_gear(WIDE, DEEP).label} 8 cpu 12,500 10,000 1.25 > 1.4 600 41.5")
     assert "hysteresis: 12500 is not more than 10000 × 1.4 = 14000" in row
 
 
@@ -169,3 +170,42 @@ def test_a_refusal_fits_a_terminal_and_needs_no_deployment() -> None:
     text = words(loopview.declined_view([declined()], []))
     assert "12,500" in text
     assert "nothing was declined" in words(loopview.declined_view([], []))
+
+
+def test_what_stands_against_all_candidates_is_written_once() -> None:
+    said = declined()
+    (one,) = said.declined
+    verdict = one.verdicts[-1].model_copy(update={"says": said.reason})
+    alike = one.model_copy(update={"verdicts": (verdict,)})
+    all_alike = said.model_copy(update={"declined": (alike,) * 3})
+    text = words(loopview.declined_view([all_alike], []), 100)
+    assert text.count(said.reason) == 1
+    assert text.count("hysteresis") == 4
+
+
+def test_figures_of_emulated_engines_say_so_and_those_of_real_ones_do_not() -> None:
+    engine = DEPLOYMENT.engine.model_copy(update={"time_scale": 6.0})
+    emulated = DEPLOYMENT.model_copy(update={"engine": engine})
+    real = DEPLOYMENT.model_copy(
+        update={"engine": engine.model_copy(update={"form": "cuda", "kind": "sglang"})}
+    )
+
+    def shown(deployment: Deployment) -> list[str]:
+        gears = loopview.gear_pictures(
+            [deployment],
+            [entry(WIDE)],
+            records=(),
+            proposals=[proposal()],
+            baselines=(),
+            fleet=twenty_seven(),
+        )
+        views = (
+            loopview.gears_view(gears, NOW_S),
+            loopview.candidates_view([proposal()], twenty_seven(), [deployment]),
+            loopview.declined_view([declined()], [deployment]),
+        )
+        return [words(view) for view in views]
+
+    assert all("(emulated, time scale 6)" in text for text in shown(emulated))
+    assert not any("emulated" in text for text in shown(real))
+    assert all("predicted" in text for text in shown(real)[:2])

@@ -51,7 +51,7 @@ def record(**changes: object) -> ShiftRecord:
 
 def test_the_list_of_shifts_gives_reasons_whole_words() -> None:
     text = printed(views.shifts_view([record()]))
-    assert "rolled_back" in text
+    assert "rolled back" in text
     assert "did not become ready within 180 s" in " ".join(text.split())
 
 

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from flexpipe.cli import loopview, watching
+from flexpipe.events.message import Message
 from flexpipe.events.outgoing import publish
 from flexpipe.events.route import LoadObserved, PlanLoad
 from flexpipe.events.shift import ShiftOrdered
@@ -86,14 +87,14 @@ def test_what_is_not_open_is_listed() -> None:
 
 def test_load_is_the_sum_over_routers_and_the_worst_tail() -> None:
     text = page(watching.frame(picture(load("r1", 300.0), load("r2", 420.0)), NOW_S), 100)
-    assert row_of(text, " chat ").endswith("4.00 6 4 420 ms 210 ms")
+    assert row_of(text, "│ chat ").endswith("4.00 6 4 420 ms 210 ms")
 
 
 def test_no_requests_are_a_zero_and_silent_routers_are_no_data() -> None:
     quiet = page(watching.frame(picture(load("r1", None)), NOW_S), 100)
-    assert row_of(quiet, " chat ").endswith("2.00 3 2 – 210 ms")
+    assert row_of(quiet, "│ chat ").endswith("2.00 3 2 – 210 ms")
     silent = page(watching.frame(picture(load("r1", 1.0, at_s=NOW_S - 16)), NOW_S), 100)
-    assert row_of(silent, " chat ").endswith("no data – – – 210 ms")
+    assert row_of(silent, "│ chat ").endswith("no data – – – 210 ms")
 
 
 def test_the_last_events_scroll_in_the_room_that_is_left() -> None:
@@ -131,7 +132,7 @@ def test_an_empty_instance_has_a_frame_too() -> None:
     assert "no events yet" in words(watching.frame(empty, NOW_S))
 
 
-def delivered(message: ShiftOrdered | LoadObserved, at_s: float) -> Delivered:
+def delivered(message: Message, at_s: float) -> Delivered:
     said = publish(message, at_s)
     return Delivered(
         type=said.type, message=said.message, message_id=said.message_id, sent_at_s=at_s
@@ -146,3 +147,16 @@ def test_events_become_lines_and_loads_do_not() -> None:
     line = memory.hear(delivered(ordered, 12.0))
     assert line == watching.Line(at_s=12.0, type="ShiftOrdered", says="chat shift 2 ordered: t")
     assert memory.hear(delivered(load("r1", None).load, 13.0)) is None
+
+
+def test_of_the_planner_s_looks_only_those_that_an_event_asked_for_scroll_by() -> None:
+    memory = watching.Memory()
+    assert proposal().urgent
+    assert memory.hear(delivered(proposal(), 12.0)) is not None
+    routine = proposal().model_copy(update={"urgent": False, "trigger": "cycle"})
+    assert memory.hear(delivered(routine, 13.0)) is None
+
+
+def test_a_frame_says_whose_figures_are_emulated() -> None:
+    text = words(watching.frame(picture(), NOW_S), 120)
+    assert "figures of chat (emulated, time scale 1)" in text

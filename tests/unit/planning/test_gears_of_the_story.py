@@ -165,7 +165,7 @@ def test_a_full_fleet_says_who_holds_it() -> None:
     fleet = only(FLEET, "b3")
     held = held_by("llama-7b", plan_on(LLAMA_7B, "b.1-8"))
     found = look_at(LLAMA_70B, busy(2), fleet=fleet, held=held)
-    assert found.nowhere == "no block is free (1 of b3: held by llama-7b)"
+    assert found.nowhere == "no block is free (1 device of b3: held by llama-7b)"
 
 
 def test_an_empty_fleet_says_so() -> None:
