@@ -284,3 +284,14 @@ def test_an_agent_started_anew_without_memory_is_the_same_node() -> None:
     scene.world.feed(AGENT, NodesGiven(nodes=scene.spec.nodes))
     scene.world.run_for(10.0)
     assert scene.fleet.revision == revision
+
+
+def test_an_agent_that_was_away_long_enough_to_be_missed_opens_its_nodes_again() -> None:
+    """Its full sample comes before its first beat, and tells nothing new."""
+    scene = a_fleet()
+    scene.world.kill(AGENT)
+    scene.world.run_until(lambda: state(scene, "a1") == "unobserved", 5.0)
+    scene.world.start(AGENT)
+    scene.world.feed(AGENT, NodesGiven(nodes=scene.spec.nodes))
+    scene.world.run_until(lambda: scene.fleet.closed(device("a1/g0")) is None, 5.0)
+    assert {node.state for node in scene.fleet.nodes} == {"observed"}

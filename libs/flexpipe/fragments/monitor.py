@@ -170,7 +170,8 @@ class Monitor:
         picture, complete = with_sample(seen.picture, sample)
         fresh = picture is not None and (sample.full or (seen.fresh and complete))
         changed = picture != seen.picture and _looks(picture) != _looks(seen.picture)
-        if changed or fresh != seen.fresh:
+        verdict = "observed" if fresh else seen.verdict
+        if changed or (fresh, verdict) != (seen.fresh, seen.verdict):
             self._changed(now_s)
         self._see(
             seen,
@@ -180,7 +181,7 @@ class Monitor:
             since_s=now_s if seen.fresh else seen.since_s,
             heard_s=now_s,
             sign_s=now_s,
-            verdict="observed" if fresh else seen.verdict,
+            verdict=verdict,
             change_s=before if changed and seen.change_s is None else seen.change_s,
         )
         if not fresh:
