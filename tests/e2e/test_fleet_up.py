@@ -90,6 +90,8 @@ def test_what_fits_nowhere_is_said_with_the_constraint_that_fails(
     (line,) = run.stderr.strip().splitlines()
     assert "a rank needs" in line
     assert "GB" in line
+    known = document(home, "gears")["gears"]
+    assert "wide" not in [each["deployment"] for each in known]  # type: ignore[index,attr-defined]
 
 
 @pytest.mark.parametrize(

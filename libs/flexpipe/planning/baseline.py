@@ -69,7 +69,7 @@ def _resolved(
                 for ref, need in share.plan.claims():
                     used[ref] = used.get(ref, 0) + need
     except InvalidInput as fault:
-        return None, f"{deployment.baseline}: {fault}"
+        return None, f"{fault.field} {fault.value}: {fault.fix}"
     return Gear(shares=tuple(shares[id_] for id_ in sorted(shares))), None
 
 

@@ -46,12 +46,12 @@ def apply(
 
     async def work() -> None:
         async with operator_bus() as bus:
-            changed = await ordering.store_deployment(bus, deployment)
             serving = any(
                 route.deployment == deployment.name and route.plans
                 for route in await looking.read_routes(bus)
             )
             if serving:
+                changed = await ordering.store_deployment(bus, deployment)
                 stored = "stored" if changed else "unchanged"
                 show(
                     {"deployment": deployment.name, "changed": changed, "shift": None},
@@ -59,7 +59,8 @@ def apply(
                     as_json=as_json,
                 )
                 return
-            gear = await ordering.resolve(bus, deployment.name, deployment.baseline)
+            gear = await ordering.resolve_for(bus, deployment, deployment.baseline)
+            await ordering.store_deployment(bus, deployment)  # what fits nowhere is not declared
             trigger = f"first start of {deployment.name} on {deployment.baseline}"
             told = await ordering.order_shift(
                 bus,

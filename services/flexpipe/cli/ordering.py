@@ -58,7 +58,11 @@ async def store_deployment(bus: Bus, deployment: Deployment) -> bool:
 
 async def resolve(bus: Bus, name: str, notation: str) -> Gear:
     """The gear that the words name for a deployment, on the fleet and the reservations of this moment."""
-    deployment = await declared(bus, name)
+    return await resolve_for(bus, await declared(bus, name), notation)
+
+
+async def resolve_for(bus: Bus, deployment: Deployment, notation: str) -> Gear:
+    """The same for a deployment that need not be declared yet."""
     held: dict[DeviceRef, int] = {
         each.device: each.total_bytes for each in await read_reservations(bus)
     }
