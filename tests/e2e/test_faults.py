@@ -52,7 +52,7 @@ async def two_nodes(tmp_path: Path) -> AsyncIterator[Callable[..., Stage]]:
         context = staged(layout)
         stage = await context.__aenter__()
         closers.append(context)
-        await stage.apply(EXAMPLE, **QUICK, **policy)
+        await stage.apply(EXAMPLE, **{**QUICK, **policy})
         return stage
 
     yield make  # type: ignore[misc]
@@ -227,7 +227,7 @@ async def test_a_serving_engine_that_dies_in_the_switch_drives_the_shift_forward
 async def test_a_target_that_is_taken_away_in_the_switch_rolls_back(
     two_nodes: Callable[..., object],
 ) -> None:
-    stage: Stage = await two_nodes()  # type: ignore[misc]
+    stage: Stage = await two_nodes(canary_requests=1000, canary_limit_s=5.0)  # type: ignore[misc]
 
     async def take() -> None:
         await ordering.set_device(stage.bus, DeviceRef(node="node-b", device="cpu0"), present=False)

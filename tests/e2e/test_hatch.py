@@ -16,7 +16,8 @@ from flexpipe.cli.chronicle import chronicling
 from flexpipe.cli.layouts import Layout, NodeLayout
 from flexpipe.cli.models import ensure_model
 from flexpipe.cli.traffic import Question
-from flexpipe.events.hatch import UrgentAnswered
+from flexpipe.events.hatch import CancelShift, UrgentAnswered
+from flexpipe.events.outgoing import publish
 from flexpipe.events.shift import ShiftCompleted, ShiftOrdered, ShiftPhaseChanged
 from flexpipe.kernel.errors import Refused
 from flexpipe.model.route import PlanState
@@ -169,12 +170,11 @@ async def test_cancel_undoes_the_shift_in_flight_and_pins_nothing(stage: Stage) 
             "it prepares",
             limit_s=20.0,
         )
-        code, out, err = await Shell(stage).run("cancel", stage.name)
-        assert code == 0, (out, err)
+        await stage.bus.publish(publish(CancelShift(deployment=stage.name), ordered.order_id))
         answer = await chronicle.until(
             UrgentAnswered, lambda each: each.verb == "cancel", "an answer", limit_s=10.0
         )
-    assert answer.outcome != "refused"
+    assert answer.outcome != "refused", answer.says
     record = await stage.closed(ordered.shift)
     assert record.outcome is Outcome.ROLLED_BACK
     entry = await stage.assert_true_and_clean()

@@ -124,6 +124,10 @@ class PlanMemory(Frozen):
         return (self.plan, self.fence.deployment)
 
 
+MOURNED_LIMIT: Final = 64
+"""Losses kept for the next process to say again: more plans than a node has ports for."""
+
+
 class Memory(Frozen):
     """The whole. `plans` in the order of their last acceptance, `hosted` in the order of starts."""
 
@@ -132,6 +136,7 @@ class Memory(Frozen):
     terms: dict[str, int] = {}  # highest term accepted, by deployment
     plans: tuple[PlanMemory, ...] = ()
     hosted: tuple[Hosted, ...] = ()
+    mourned: tuple[Hosted, ...] = ()  # lost, and not certain that the bus knows
     withdrawn: tuple[DeviceId, ...] = ()
     host_revision: int = 0
     declared: str | None = None  # what our key in the bucket `hosts` holds

@@ -8,7 +8,15 @@ from flexpipe.events.message import Message
 from flexpipe.events.outgoing import publish
 from flexpipe.events.plan import EngineFailed, EngineLost, EngineReady, PlanStopped, PlanStuck
 from flexpipe.hosting.effects import StopRanks
-from flexpipe.hosting.memory import Command, Hosted, HostingLimits, Memory, PlanMemory, Stage
+from flexpipe.hosting.memory import (
+    MOURNED_LIMIT,
+    Command,
+    Hosted,
+    HostingLimits,
+    Memory,
+    PlanMemory,
+    Stage,
+)
 from flexpipe.kernel.errors import BrokenInvariant
 from flexpipe.kernel.ids import derived_id, parse_traceparent, span_id
 from flexpipe.kernel.machine import Effect, Publish, Span
@@ -99,7 +107,13 @@ class Turn:
         self.answer(hosted.plan.id, hosted.start, "StartPlan", message)
 
     def lost(self, hosted: Hosted, reason: str, log_tail: str = "") -> None:
-        """Say that a group that ran is not whole any more: the plan is lost."""
+        """Say that a group that ran is not whole any more: the plan is lost.
+
+        It is remembered until a later write was stored, and with it all that was said before: where the bus is gone
+        too, the next process says it again.
+        """
+        others = tuple(each for each in self.memory.mourned if each.plan.id != hosted.plan.id)
+        self.change(mourned=(*others, hosted)[-MOURNED_LIMIT:])
         message = EngineLost(
             node=self.node.node,
             plan=hosted.plan.id,

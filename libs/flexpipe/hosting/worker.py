@@ -243,6 +243,7 @@ def _open(turn: Turn, opened: inputs.Opened) -> None:
     if opened.memory is not None:
         before = Memory.model_validate_json(opened.memory)
     changes = {
+        "mourned": (),
         "node": opened.node,
         "limits": opened.limits,
         "closing": False,
@@ -264,12 +265,14 @@ def _open(turn: Turn, opened: inputs.Opened) -> None:
                     turn.stopped(hosted.plan.id, hosted.stop, hosted.devices)
             case _:
                 assert_never(hosted.stage)
+    for mourned in before.mourned:
+        turn.lost(mourned, reason)  # nobody may have heard of it: the bus may have gone with us
     for delivered in early:
         _command(turn, delivered)
 
 
 def _close(turn: Turn) -> None:
-    """End everything; the executor hears of it as of any other loss."""
+    """End everything; the executor hears of it as of any other loss, at the latest from the next process."""
     turn.change(closing=True)
     reason = f"the worker of {turn.node.node} was stopped"
     for hosted in turn.memory.hosted:
@@ -346,3 +349,5 @@ def _stored(turn: Turn, stored: Stored) -> None:
     if attempts >= DECLARE_ATTEMPTS:
         raise BrokenInvariant(f"another worker writes the key {turn.node.node} of bucket {BUCKET}")
     turn.change(host_revision=entry.revision, declared=entry.value, declare_attempts=attempts)
+    if written:
+        turn.change(mourned=())  # a write follows all that was said before it

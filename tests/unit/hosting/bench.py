@@ -86,6 +86,7 @@ class Bench:
     wake_at_s: float | None = None
     fed: int = 0
     revision: int = 0
+    stores: bool = True  # writes have an outcome; False: the bus is away
     rival: bool = False  # somebody else writes our key before each of our writes
 
     def feed(self, event: Input) -> list[Effect]:
@@ -94,7 +95,7 @@ class Bench:
         self.done += told.do
         self.wake_at_s = told.wake_at_s
         gathered = list(told.do)
-        for put in [effect for effect in told.do if isinstance(effect, Put)]:
+        for put in [effect for effect in told.do if isinstance(effect, Put) and self.stores]:
             gathered += self.feed(self.write(put))
         return gathered
 

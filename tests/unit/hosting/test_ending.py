@@ -307,6 +307,24 @@ def test_a_worker_that_is_stopped_ends_its_engines_and_leaves_no_key() -> None:
     assert nothing(worker.feed(inputs.RanksGone(group=group)))
 
 
+def test_what_was_lost_is_said_again_by_the_next_process_until_the_bus_knows() -> None:
+    before = bench()
+    lost = before.run(plan("a0"), fence(1))
+    ended = before.run(plan("a1"), fence(2), front_port=31_008)
+    before.stores = False  # the bus is gone, and then so are we
+    before.feed(inputs.RanksExited(group=lost, reason="killed", log_tail=""))
+    before.feed(inputs.Closing())
+    before.feed(inputs.RanksGone(group=ended))
+    kept = asked(before.done, effects.Keep)[-1].memory
+    again = Bench(stores=False)
+    assert {each.fence for each in said(again.open(kept), EngineLost)} == {fence(1), fence(2)}
+    kept = asked(again.done, effects.Keep)[-1].memory
+    third = Bench()
+    assert len(said(third.open(kept), EngineLost)) == 2
+    kept = asked(third.done, effects.Keep)[-1].memory
+    assert said(Bench().open(kept), EngineLost) == []
+
+
 def test_what_is_heard_of_a_group_that_is_gone_means_nothing() -> None:
     worker = bench()
     assert nothing(worker.feed(inputs.FrontReady(group="p-1.1.1.1")))
