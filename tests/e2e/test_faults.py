@@ -244,7 +244,10 @@ async def test_a_router_that_does_not_ack_the_freeze_rolls_back(
     two_nodes: Callable[..., object],
 ) -> None:
     stage: Stage = await two_nodes(  # type: ignore[misc]
-        routers=("router-1", "router-2"), freeze_ack_limit_s=1.0, canary_limit_s=3.0
+        routers=("router-1", "router-2"),
+        freeze_ack_limit_s=1.0,
+        canary_limit_s=3.0,
+        hand_over_limit_s=5.0,
     )
     await stage.kill("router-2", signal.SIGSTOP)
     try:
