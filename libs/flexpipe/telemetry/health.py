@@ -25,6 +25,9 @@ READY_LIMIT_S = 2.0
 """A readiness answer later than this counts as not ready: probes give up after a few seconds."""
 STOP_LIMIT_S = 5.0
 """Requests to these pages are short; one that is not is cut off when the service stops."""
+IDLE_LIMIT_S = 120
+"""Longer than clients and load balancers keep an idle connection (5 s in httpx, 60 s in nginx, 90 s in Go): they are to
+close it. Where the server does, a request may come at that very moment and break without a word."""
 
 Readiness = Callable[[], Awaitable[None]]
 """Returns when ready; raises, with one line, when not."""
@@ -78,7 +81,13 @@ async def serving(app: ASGIApp, host: str, port: int) -> AsyncIterator[None]:
     except OSError as error:
         fault = f"port {port} on {host} cannot be had ({error.strerror}); set another one"
         raise Unavailable(fault) from error
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=IDLE_LIMIT_S,
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve(sockets=[listener]))
     try:

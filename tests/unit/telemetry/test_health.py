@@ -51,3 +51,20 @@ async def test_a_port_that_is_taken_is_named(port: int) -> None:
         with pytest.raises(Unavailable, match=f"port {port} on 127.0.0.1"):
             async with serving(Starlette(), "127.0.0.1", port):
                 pass
+
+
+async def test_an_idle_connection_is_the_client_s_to_close(port: int) -> None:
+    """Five seconds are what servers and clients usually have: they must not both close it then."""
+    pages = Starlette(routes=[Route("/", lambda _: Response("here"))])
+    async with serving(pages, "127.0.0.1", port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        writer.write(request)
+        await reader.readuntil(b"\r\n\r\nhere")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.5):
+                await reader.read(1)
+        writer.write(request)
+        await reader.readuntil(b"\r\n\r\nhere")
+        writer.close()
+        await writer.wait_closed()
