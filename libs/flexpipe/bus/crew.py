@@ -7,9 +7,14 @@ and a single failure should leave the block as itself, not inside a group.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
+LOG = logging.getLogger("flexpipe.bus")
+
+CANCEL_LIMIT_S = 5.0
+"""A task that is not gone after so many askings never will be, and must not keep a stopping process alive."""
 CANCEL_AGAIN_S = 0.2
 """Up to Python 3.11 `wait_for`, which nats-py uses, can swallow a cancellation; then it is asked again."""
 
@@ -50,12 +55,16 @@ class Crew:
             self._block.uncancel()
 
     async def cancel(self) -> None:
-        """Return when every task is gone."""
+        """Return when every task is gone, or was asked in vain for long enough."""
         left = {task for task in self._tasks if not task.done()}
-        while left:
+        asked_s = 0.0
+        while left and asked_s < CANCEL_LIMIT_S:
             for task in left:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+            asked_s += CANCEL_AGAIN_S
+        for task in left:
+            LOG.error("%s does not end and is left behind", task.get_coro())
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is None or self.failure is not None:

@@ -149,9 +149,14 @@ class Link:
         except (TimeoutError, nats.errors.Error) as error:
             LOG.warning("%s: closing without draining: %s", self._name, error or "time is up")
         if not self.client.is_closed:
-            # nats-py: nothing was ever sent, or what it still flushes has nowhere to go.
-            with contextlib.suppress(AssertionError, OSError):
-                await self.client.close()
+            # A task of its own: what is awaited in here may swallow the cancellation that a limit is made of.
+            closing = asyncio.create_task(self._close_client())
+            await asyncio.wait({closing}, timeout=STOP_LIMIT_S)
+
+    async def _close_client(self) -> None:
+        # nats-py: nothing was ever sent, or what it still flushes has nowhere to go.
+        with contextlib.suppress(AssertionError, OSError):
+            await self.client.close()
 
     @property
     def client(self) -> Client:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,10 @@ from flexpipe.telemetry.logs import configure_logs
 
 SERVICES = ("agent", "estimator", "executor", "monitor", "planner", "router", "worker")
 """Each is a package with `settings.Settings` (from the environment) and `app.serve(settings, stop)`."""
+
+ORPHAN_LIMIT_S = 60.0
+"""How long a service may take to stop once its parent is gone: a worker ends its engines within 25 s. There is nobody
+left who would kill it."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,3 +67,6 @@ def _await_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) ->
         loop.call_soon_threadsafe(stop.set)
     except RuntimeError:
         return  # the loop is closed: the service has stopped by itself
+    time.sleep(ORPHAN_LIMIT_S)
+    sys.stderr.write("nobody is left to stop this service, and it does not end by itself: killed\n")
+    os._exit(1)

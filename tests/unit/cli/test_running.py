@@ -67,3 +67,29 @@ def test_an_unknown_service_is_one_line() -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("flexpipe: service: 'dancer' is not accepted: use one of agent, ")
+
+
+ORPHAN = """
+import asyncio, threading
+from flexpipe.cli import serving
+serving.ORPHAN_LIMIT_S = 0.2
+async def hang():
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=serving._await_end_of_stdin, args=(loop, stop), daemon=True).start()
+    await asyncio.Event().wait()
+asyncio.run(hang())
+"""
+
+
+def test_a_service_that_hangs_after_its_parent_is_gone_ends_all_the_same() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", ORPHAN],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "does not end by itself" in run.stderr
