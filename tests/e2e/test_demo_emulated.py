@@ -25,7 +25,9 @@ def test_the_fleet_loses_cards_and_the_service_shifts_by_itself(tmp_path: Path) 
     assert (account["broken"], account["lost_or_doubled"]) == ([], [])
     assert account["figures"] == "emulated"
     by = {(each["what"], each["deployment"]): each for each in account["episodes"]}
-    assert len(by) == 3
+    assert len(by) == 4
+    taken_out = by["its plan taken out at once", "llama-70b"]
+    assert (taken_out["by"], taken_out["outcome"]) == ("executor", "completed")
     taken = by["four cards of block a preempted", "llama-70b"]
     warned = by["notice for the only card", "llama-7b"]
     hatch = by["hatch", "llama-70b"]

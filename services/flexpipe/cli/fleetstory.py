@@ -116,6 +116,8 @@ class _Story:
         since = self.chronicle.mark
         self.step("block a loses four cards: `flexpipe fleet preempt a2`")
         lost_s = await self._alter("a2", altering.Alteration(change="preempt"), "a2 preempted")
+        taken_out = await self._outcome(LARGE, since, by="executor")
+        self.episodes.append(Episode("its plan taken out at once", LARGE, lost_s, None, taken_out))
         large = asyncio.create_task(
             self._shifted_by_itself(LARGE, "four cards of block a preempted", lost_s, since)
         )
@@ -206,7 +208,8 @@ class _Story:
             name: judge(self.deployments[name], self.arrivals[name].answers)
             for name in self.deployments
         }
-        spans = await looking.read_spans(self.bus, self.episodes[0].record.order.trace_id)
+        told = next(each for each in self.episodes if each.seen_s is not None)
+        spans = await looking.read_spans(self.bus, told.record.order.trace_id)
         return FleetAccount(
             time_scale=self.scale,
             seconds=time.time() - began_s,
