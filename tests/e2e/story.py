@@ -64,4 +64,5 @@ def assert_decisions_replay(home: Path) -> None:
             assert report.returncode == 0, report.stdout + report.stderr
             document = json.loads(report.stdout)
             assert document["differing"] == []
-            assert document["events"] > 5
+            # An agent of a quiet node is told its nodes and asked once or twice.
+            assert document["events"] > (1 if journal.stem.startswith("agent") else 5)

@@ -77,6 +77,6 @@ def ready_at_s(wish: Wish, *, is_known: bool, fleet_at_s: float, looked_at_s: fl
     if not is_known:
         return wish.until_s
     settled = max(wish.heard_at_s, fleet_at_s) + SETTLE_S
-    if wish.cause == "plan":
+    if wish.cause in ("plan", "shift"):
         settled = max(settled, wish.heard_at_s + NEWS_S)
     return min(max(settled, looked_at_s + GAP_S), wish.until_s)

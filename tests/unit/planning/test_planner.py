@@ -164,6 +164,20 @@ def test_a_lost_plan_is_not_replaced_before_the_fleet_can_show_what_took_it() ->
     )
 
 
+def test_an_abandoned_gear_waits_for_what_the_fleet_has_to_say_too() -> None:
+    stand = a_running_7b()
+    stand.put_entry(entry_of(LLAMA_7B))
+    stand.world.say(abandoned())
+    stand.world.run_for(NEWS_S / 2)
+    assert len(stand.proposals()) == 1
+    message = stand.change_fleet(
+        changed({"a3": "failed"}), "a3 closed", urgent=False, left=TP1.devices
+    )
+    stand.world.run_for(NEWS_S)
+    _, last = stand.proposals()
+    assert (last.urgent, last.trace_id) == (True, message.trace_id)
+
+
 @pytest.mark.parametrize("first", ["entry", "fleet"])
 def test_what_takes_a_plan_is_where_the_traces_of_its_later_looks_begin(first: str) -> None:
     stand = a_running_7b()
