@@ -54,8 +54,11 @@ STOP_CHARS = 512
 """The longest stop string that the router takes: while it may still match, text waits in the router. One that starts
 with a stream asked during the canary has its middle wherever the hand-over then finds the stream."""
 
-CANARY_S = 3.0
+CANARY_S = 2.0
 """Streams that begin with the canary bring tokens long before synthetic prompts fill it up and the freeze comes."""
+CANARY_SHARE = 0.01
+"""None of a dozen requests: which of those that come at once would be the canary's is a matter of milliseconds, and
+that one would not be moved. Synthetic prompts try the canary here; real requests do in the demo."""
 SHIFT_LIMIT_S = 420.0
 STREAMS_LIMIT_S = 120.0
 EMPTY_LIMIT_S = 5.0
@@ -116,7 +119,11 @@ async def play(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play]:
     await ensure_model("toy")
     folder = tmp_path_factory.mktemp("toy") / "instance"
     async with staged(Layout(folder=folder, nodes=LAYOUT)) as stage:
-        await stage.apply(Path("ops/examples/toy.toml"), canary_synthetic_after_s=CANARY_S)
+        await stage.apply(
+            Path("ops/examples/toy.toml"),
+            canary_synthetic_after_s=CANARY_S,
+            canary_share=CANARY_SHARE,
+        )
         yield await performed(stage)
 
 
